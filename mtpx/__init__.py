@@ -1,0 +1,1 @@
+"""Run models that carry multi-token-prediction heads, and measure whether it pays."""

@@ -1,0 +1,236 @@
+"""The contract between the round loop and a backend.
+
+Shapes use n = width (sequences decoded together) and k = depth (drafts verified). A lone chat is a
+batch of one. No module state: two engines may live in one process.
+
+What a slot holds between two calls. `tokens` are all committed token ids, prompt first; the last of
+them is *pending*: its own state (KV row, recurrent state) is not computed yet, it is the first row of
+the next target forward. With t = len(tokens) the target's state covers positions 0..t-2, and head
+pairs (embedding of token j+1, hidden state at j) exist for j = 0..t-2. After a round that accepts a
+drafts, a + 1 tokens are committed and the same statement holds again: a rejection leaves the state a
+plain run would have.
+
+`mtpx.testing` is the kit that checks an implementation against this page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from mtpx.round import Route
+
+if TYPE_CHECKING:
+    from mtpx.packs import Pack
+    from mtpx.sampling import Sampling
+
+FloatArray = npt.NDArray[np.floating[Any]]
+
+PAIR_QUEUE_LIMIT = 256
+"""Head pairs a parked slot may queue before they are flushed into the head's KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Whether a backend can run here: `device` in words, or `reason`, the sentence why it cannot."""
+
+    available: bool
+    device: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How to load. `None` leaves the choice to the backend.
+
+    `device`: "auto", "cpu", "cuda", ...; `threads`: host threads; `context`: tokens to make room
+    for, at most the pack's limit; `max_width`: sequences decoded together (the only width cap);
+    `tier`: "standard" or "row-invariant"; `pipeline`: launch the next plain step before this token
+    is read (`None`: where the device runs beside the host); `extra`: backend-specific settings.
+    """
+
+    device: str = "auto"
+    threads: int | None = None
+    context: int | None = None
+    max_width: int = 1
+    tier: str = "standard"
+    pipeline: bool | None = None
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine is. `head_depth_limit` is 0 without a head; `plain_step_bytes` counts the
+    bytes of weights one plain step reads (the memory roofline's numerator); `details` holds
+    backend facts worth a line in a trace (thread counts, kernels chosen)."""
+
+    pack: str
+    backend: str
+    device: str
+    dtype: str
+    quantisation: str
+    tier: str
+    vocab_size: int
+    context_limit: int
+    head_depth_limit: int
+    recurrent: bool
+    plain_step_bytes: int
+    weights_digest: str = ""
+    head_digest: str = ""
+    libraries: dict[str, str] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
+
+
+class Slot(Protocol):
+    """One sequence inside an engine."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Committed token ids, prompt first; the last one is pending."""
+        ...
+
+    def rewind(self, position: int) -> int:
+        """Shorten to at most `position` tokens; returns the length reached (≤ position, ≥ 1).
+
+        An engine that cannot restore the exact state at `position` goes further back.
+        """
+        ...
+
+    def snapshot(self) -> object:
+        """A handle that `Engine.open(reuse=...)` accepts; it outlives the slot's later rounds."""
+        ...
+
+    def close(self) -> None:
+        """Release the slot's state. Closing twice is harmless."""
+        ...
+
+
+class Drafts(Protocol):
+    """What `propose` made: `counts[i]` drafts for slot i, k = max(counts)."""
+
+    @property
+    def counts(self) -> list[int]: ...
+
+    @property
+    def confidence(self) -> FloatArray:
+        """(n, k) top-1 of log-softmax over the head's raw logits (temperature 1, before filters and
+        penalties), NaN where a slot has no such draft. Reading it synchronises with the device."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of a delivered token under the target's raw distribution, and the `top` K."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """How one target forward ran; times in ms, `None` where they would have cost a synchronisation."""
+
+    route: Route = Route()
+    compiled_now: bool = False
+    draft_ms: float | None = None
+    verify_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One slot's result of a round. `committed` holds `accepted` drafts and one more token (the
+    residual or the bonus), or ends with the first end-of-sequence id: then `ended` is true and
+    `accepted` counts the drafts up to that id. `logprobs` has one entry a committed token
+    where the slot's sampling asks for them."""
+
+    accepted: int
+    committed: list[int]
+    forward: Forward
+    ended: bool = False
+    confidences: list[float] | None = None
+    logprobs: list[TokenLogprob] | None = None
+
+
+class Engine(Protocol):
+    """A loaded pack on a device."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def open(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        seed: int,
+        *,
+        request: int = 0,
+        end_ids: frozenset[int] = frozenset(),
+        head: bool = True,
+        session: int = 0,
+        reuse: object | None = None,
+    ) -> Slot:
+        """A slot for this prompt (at least one token); computes nothing.
+
+        `seed` and `request` name the stream of uniforms. A round stops at the first of `end_ids`.
+        `head=False` makes a plain run: nothing is queued for the head and nothing flushed.
+        `session` and `reuse` (a snapshot) allow what an earlier turn computed to be adopted.
+        Raises `MtpxError` when `EngineOptions.max_width` slots are open or the prompt does not fit.
+        """
+        ...
+
+    def prefill(self, slot: Slot, max_tokens: int) -> bool:
+        """Compute at most `max_tokens` further prompt tokens, the head's pairs included; True once
+        all but the pending token are in. One interruptible chunk."""
+        ...
+
+    def propose(self, slots: Sequence[Slot], caps: Sequence[int]) -> Drafts:
+        """Head steps: up to caps[i] drafts for slot i (0: none). Rows the head wrote from its own
+        hidden states are provisional and never survive the next propose."""
+        ...
+
+    def verify(self, slots: Sequence[Slot], drafts: Drafts, depths: Sequence[int]) -> list[Outcome]:
+        """One target forward over depths[i] + 1 rows a slot, acceptance, commit; one device-to-host
+        synchronisation. depths[i] ≤ drafts.counts[i]. Raises `NonFiniteLogits`."""
+        ...
+
+    def plain(self, slots: Sequence[Slot]) -> list[Outcome]:
+        """Depth 0 for all slots, pipelined where the device allows: at most one step in flight."""
+        ...
+
+    def drain(self, slots: Sequence[Slot]) -> None:
+        """Discard a step in flight. Engines do this themselves before propose, rewind, snapshot and
+        close."""
+        ...
+
+    def route(self, rows: Sequence[int]) -> Route:
+        """What a target forward over these rows (one entry a slot) would run as now."""
+        ...
+
+    def warm(self, shapes: Sequence[Sequence[int]]) -> None:
+        """Compile or capture these row shapes now, outside any measured round."""
+        ...
+
+    def close(self) -> None:
+        """Release the weights and every slot."""
+        ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """What an entry point of the group `mtpx.backends` names: an object, or a class without
+    constructor arguments."""
+
+    name: str
+
+    def probe(self, device: str = "auto") -> Probe: ...
+
+    def load(self, pack: Pack, options: EngineOptions) -> Engine: ...
+
+
+Clock = Callable[[], int]
+"""Monotonic nanoseconds. The loop takes one, so that the simulated backend runs on a virtual clock."""

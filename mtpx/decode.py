@@ -1,0 +1,156 @@
+"""The round loop: propose, verify, commit.
+
+Knows nothing of text, terminals or files. A consumer iterates over the rounds, looks at what each
+request received in `Request.delivered`, and may end a request by setting its `stop`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mtpx.backend import Clock, Drafts, Engine, Outcome, Slot, TokenLogprob
+from mtpx.errors import PolicyError
+from mtpx.policy import Batch, DepthPolicy
+from mtpx.round import Round, SlotRound
+from mtpx.sampling import Sampling
+
+Stop = Literal["end", "length", "context", "stop", "interrupt", "error"]
+"""Why a request ended: an end-of-sequence id, its token budget, the context, a stop string, the
+person at the keyboard, an error."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One sequence being decoded. `budget` is how many tokens it may still be given in all;
+    `parked` the reason it never drafts, if there is one. `delivered` grows round by round."""
+
+    id: int
+    slot: Slot
+    sampling: Sampling
+    budget: int
+    parked: str = ""
+    delivered: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    stop: Stop | None = None
+
+    @property
+    def remaining(self) -> int:
+        return self.budget - len(self.delivered)
+
+    def cap(self, limit: int) -> int:
+        """Deepest depth it can use: the round's last token must still land in the budget."""
+        return 0 if self.parked else max(0, min(limit, self.remaining - 1))
+
+    def commit(self, outcome: Outcome) -> None:
+        self.delivered += outcome.committed
+        self.logprobs += outcome.logprobs or []
+        if outcome.ended:
+            self.stop = "end"
+        elif self.remaining <= 0:
+            self.stop = "length"
+
+
+def decode(
+    engine: Engine,
+    policy: DepthPolicy,
+    requests: Sequence[Request],
+    *,
+    clock: Clock = time.perf_counter_ns,
+    first_index: int = 0,
+) -> Iterator[Round]:
+    """Decode prefilled requests together until every one of them has stopped, yielding each round.
+
+    Raises `PolicyError` when the policy answers with something that is not a depth, and whatever
+    the engine raises; the requests then hold everything delivered before.
+    """
+    index = first_index
+    limit = engine.info.head_depth_limit
+    live = [r for r in requests if r.stop is None and r.remaining > 0]
+    while live:
+        start = clock()
+        slots = [r.slot for r in live]
+        batch = Batch(
+            caps=[r.cap(limit) for r in live],
+            contexts=[len(slot.tokens) for slot in slots],
+            greedy=[r.sampling.greedy for r in live],
+            route=lambda k: engine.route([min(k, r.cap(limit)) + 1 for r in live]),  # noqa: B023
+        )
+        depth = _checked(policy, policy.propose(batch))
+        caps = [min(depth, cap) for cap in batch.caps]
+        asked = clock()
+        drafts = engine.propose(slots, caps) if any(caps) else None
+        depths = _depths(policy, drafts, len(live))
+        if drafts is not None and any(depths):
+            outcomes = engine.verify(slots, drafts, depths)
+        else:
+            outcomes = engine.plain(slots)
+        end = clock()
+        drafted = drafts.counts if drafts is not None else [0] * len(live)
+        round = _record(index, start, end, asked, live, drafted, depths, outcomes)
+        round.decision = policy.decision()
+        policy.observe(round)
+        for request, outcome in zip(live, outcomes, strict=True):
+            request.commit(outcome)
+        yield round
+        index += 1
+        live = [r for r in live if r.stop is None]
+
+
+def _checked(policy: DepthPolicy, depth: object) -> int:
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
+        raise PolicyError(f"policy {policy.name!r} proposed {depth!r}, which is not a depth")
+    return depth
+
+
+def _depths(policy: DepthPolicy, drafts: Drafts | None, width: int) -> list[int]:
+    """How many drafts of each slot are verified: all, unless the policy wants to look first."""
+    if drafts is None:
+        return [0] * width
+    if not policy.wants_confidence:
+        return drafts.counts
+    depths = [_checked(policy, depth) for depth in policy.verify(drafts.confidence)]
+    if len(depths) != width or any(d > c for d, c in zip(depths, drafts.counts, strict=False)):
+        raise PolicyError(
+            f"policy {policy.name!r} asked to verify {depths} of {drafts.counts} drafts"
+        )
+    return depths
+
+
+def _record(
+    index: int,
+    start: int,
+    end: int,
+    asked: int,
+    live: Sequence[Request],
+    drafted: Sequence[int],
+    depths: Sequence[int],
+    outcomes: Sequence[Outcome],
+) -> Round:
+    forward = outcomes[0].forward
+    return Round(
+        index=index,
+        start_ns=start,
+        depth=max(drafted),
+        slots=[
+            SlotRound(
+                request=r.id,
+                position=len(r.slot.tokens) - len(o.committed),
+                drafted=n,
+                verified=d,
+                accepted=o.accepted,
+                committed=len(o.committed),
+                ended=o.ended,
+                confidences=o.confidences,
+            )
+            for r, n, d, o in zip(live, drafted, depths, outcomes, strict=True)
+        ],
+        round_ms=(end - start) / 1e6,
+        route=forward.route,
+        compiled_now=forward.compiled_now,
+        draft_ms=forward.draft_ms,
+        verify_ms=forward.verify_ms,
+        host_ms=(asked - start) / 1e6,
+    )

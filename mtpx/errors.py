@@ -1,0 +1,41 @@
+"""The one exception family of mtpx.
+
+A message is a sentence for the person at the keyboard: what is wrong, what was found, what to do.
+The command line prints it as one line and exits with status 2; anything else that escapes is a bug.
+"""
+
+
+class MtpxError(Exception):
+    """Something the person at the keyboard can act on."""
+
+
+class PackError(MtpxError):
+    """A pack, its files or its manifest cannot be used as they are."""
+
+
+class BackendError(MtpxError):
+    """A backend or device cannot run here, or cannot run this pack."""
+
+
+class SamplingError(MtpxError):
+    """A sampling parameter is outside its range."""
+
+
+class PromptError(MtpxError):
+    """A prompt cannot be decoded: empty, not text, or longer than the context."""
+
+
+class PolicyError(MtpxError):
+    """A depth policy raised or answered with something that is not a depth."""
+
+
+class NonFiniteLogits(MtpxError):
+    """The target or its head produced NaN or infinite logits."""
+
+
+class TraceError(MtpxError):
+    """A trace cannot be written, or what was read is not a trace."""
+
+
+class BenchError(MtpxError):
+    """A bench cannot be run or judged as asked."""

@@ -1,0 +1,1 @@
+"""Built-in packs: one folder a pack, data only."""
