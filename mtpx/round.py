@@ -42,9 +42,10 @@ class SlotRound(msgspec.Struct, omit_defaults=True):
     def judged(self) -> int:
         """Draft positions that received a verdict: the accepted ones, and the first rejected one.
 
-        An end of sequence among the accepted drafts judges nothing after itself.
+        An end of sequence among the accepted drafts judges nothing after itself: it is the round's
+        last token, so nothing is committed beyond the accepted drafts.
         """
-        if self.ended:
+        if self.ended and self.committed <= self.accepted:
             return self.accepted
         return min(self.accepted + 1, self.verified)
 
