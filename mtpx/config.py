@@ -1,0 +1,50 @@
+"""The environment, read in one place.
+
+Every variable is only another way to set a field; nothing else in mtpx looks at `os.environ`.
+
+| variable | field |
+|---|---|
+| `MTPX_CACHE_DIR` | where fetched weights live |
+| `MTPX_STATE_DIR` | where traces and the last pack's name live |
+| `MTPX_CONFIG_DIR` | where settings live |
+| `MTPX_INDEX_URL`, else `PIP_INDEX_URL` | the package index that wheels come from (PEP 503/691) |
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PYPI = "https://index.example/simple/"
+"""The public package index, the one pip uses unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the process's environment asks for. `None`: the platform's own place."""
+
+    cache_dir: Path | None = None
+    state_dir: Path | None = None
+    config_dir: Path | None = None
+    index_url: str = PYPI
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> Environment:
+        """Read `environ` (the process's own if not given). An empty value counts as unset; `~` is
+        the home directory."""
+        env = os.environ if environ is None else environ
+        return cls(
+            cache_dir=_folder(env.get("MTPX_CACHE_DIR")),
+            state_dir=_folder(env.get("MTPX_STATE_DIR")),
+            config_dir=_folder(env.get("MTPX_CONFIG_DIR")),
+            index_url=env.get("MTPX_INDEX_URL") or env.get("PIP_INDEX_URL") or PYPI,
+        )
+
+
+def _folder(value: str | None) -> Path | None:
+    if not value:
+        return None
+    # `expanduser` raises where there is no home; the literal path is then the honest reading.
+    return Path(os.path.expanduser(value)).absolute()  # noqa: PTH111
