@@ -1,0 +1,1 @@
+"""Matched runs, their statistics, and the one question: does MTP pay here?"""

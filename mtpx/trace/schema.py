@@ -97,8 +97,13 @@ class BeliefRecord(msgspec.Struct, tag="belief", omit_defaults=True):
 
 
 class EndRecord(msgspec.Struct, tag="end", omit_defaults=True):
-    """A request's end. `tokens` delivered, `decode_s` from first to last delivered token (absent
-    under two tokens), `ttft_ms` from opening to the first one. `stop` as `mtpx.decode.Stop`.
+    """A request's end. `tokens` delivered, `first_tokens` of them by the first round and
+    `tail_tokens` after an end of sequence that was ignored. `decode_s` is the time from the arrival
+    of the first round to the arrival of the last one that is not tail (absent with a single such
+    round), so that `rate` counts exactly the tokens that arrived in it. `ttft_ms` is the time from
+    opening to the first token. `stop` as `mtpx.decode.Stop`, or "guard": cut by a bench.
+    `differs_at` is the first token that is not the one its matched plain run delivered there,
+    `differs_gap` the difference of the two candidates' logits (plain's minus this one's).
     `sha256` is of the delivered token ids, so that two arms' texts compare without being stored.
     `looped` flags repeating output. `error` is the sentence, if one ended it."""
 
@@ -112,6 +117,22 @@ class EndRecord(msgspec.Struct, tag="end", omit_defaults=True):
     energy_j: float | None = None
     error: str = ""
     text: str | None = None
+    first_tokens: int = 0
+    tail_tokens: int = 0
+    differs_at: int | None = None
+    differs_gap: float | None = None
+
+    @property
+    def rated_tokens(self) -> int:
+        """Tokens that arrived in `decode_s`: after the first round, before any tail."""
+        return max(0, self.tokens - self.first_tokens - self.tail_tokens)
+
+    @property
+    def rate(self) -> float | None:
+        """Decode rate in tokens/s; `None` where the run was too short to have one."""
+        if not self.decode_s or self.decode_s <= 0.0 or self.rated_tokens == 0:
+            return None
+        return self.rated_tokens / self.decode_s
 
 
 Record = RunRecord | RequestRecord | Round | BeliefRecord | EndRecord

@@ -1,0 +1,397 @@
+"""Does MTP pay here? The rule, applied to matched blocks.
+
+A block's log ratio is log(MTP rate) - log(plain rate), averaged over its two runs of each. A prompt's
+value is the mean of its blocks; prompts are the unit, because runs on one prompt resemble each
+other. The estimand is the geometric mean over prompts of the rate ratio. The interval is Student's t
+on prompt values at 95 %; the BCa bootstrap over whole prompts stands beside it, as does the pooled ratio
+(Σtokens / Σtime of one arm over that of the other).
+
+"pays" if the interval's low end is above 1 + margin, "does not pay" if its high end is below, else
+"inconclusive". At a true ratio of exactly 1 + margin each wrong verdict then has a probability of
+2.5 %. "none" where nothing can be said: no matched plain runs, fewer than 6 prompts, or a bench that
+was cut short (a bench stopped at a moment of someone's choosing is not the bench that was
+designed, so its interval is shown and no verdict drawn from it).
+
+Suites are judged by Holm's step-down procedure, so that the chance of any wrong suite verdict on one
+side stays at 2.5 %. For each of the m suites that have at least 6 prompts, p is the two-sided t test's
+of "the log ratio is log(1 + margin)". The suites are sorted by p; the j-th (from 0) is held to
+alpha = 0.05 / (m - j) until the first whose p is above its alpha; that one and all after it are held
+to the alpha of that stop. A suite's interval is the t interval at 1 - its alpha, and its verdict is the
+rule above on that interval, which agrees with the test. The intervals serve these verdicts;
+they are not jointly a 95 % region.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from mtpx.bench import intervals
+from mtpx.bench.blocks import Block
+from mtpx.bench.intervals import Effect
+from mtpx.errors import BenchError
+
+Answer = Literal["pays", "does not pay", "inconclusive", "none"]
+
+MARGIN = 0.02
+"""What MTP must gain to be worth its memory and its moving parts, unless told otherwise."""
+
+MIN_PROMPTS = 6
+"""Below this a t interval rests more on its assumptions than on what was measured."""
+
+LEVEL = 0.95
+
+NULL_HALF_WIDTH = 0.02
+"""The widest null control a machine may show and still be called quiet enough for a verdict."""
+
+RESAMPLES = 9999
+BOOTSTRAP_SEED = 0
+
+NO_PLAIN = "matched plain runs required"
+
+
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A verdict on part of a bench: a suite, or all but looping output. `level` is the interval's."""
+
+    name: str
+    verdict: Answer
+    reason: str
+    prompts: int
+    blocks: int
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    level: float | None = None
+    pooled_ratio: float | None = None
+    more_prompts: int | None = None
+
+
+class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where an arm's text first leaves the plain text at temperature 0. `gap` is how far the plain
+    token's logit lies above the other's: near 0 it is a numerical tie."""
+
+    suite: str
+    prompt: str
+    position: int | None = None
+    gap: float | None = None
+
+
+class NullControl(msgspec.Struct, frozen=True):
+    """Plain against plain: whether the interval holds 1.0, and half its width on the ratio's scale."""
+
+    contains_one: bool
+    half_width: float
+    quiet: bool
+
+
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The verdict on one arm.
+
+    `ratio` with `low` and `high` (t, 95 %), `bca_low` and `bca_high` are rate ratios, MTP over plain.
+    `prompts` and `blocks` count what the ratio rests on, `void_blocks` and `short_blocks` what it
+    could not use (cut; too short for a rate). `more_prompts` is about how many more would settle an
+    inconclusive result, absent where it is too close to the margin. `texts_equal` of
+    `texts_compared` prompts gave the same text in all runs at temperature 0. `drift` is the
+    change of the plain rate over the bench, `first_position` that of a block's first run against
+    its last (the same arm by design). `per_suite` is Holm-corrected.
+    """
+
+    arm: str
+    verdict: Answer
+    reason: str
+    margin: float
+    prompts: int = 0
+    blocks: int = 0
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    bca_low: float | None = None
+    bca_high: float | None = None
+    pooled_ratio: float | None = None
+    more_prompts: int | None = None
+    void_blocks: int = 0
+    short_blocks: int = 0
+    texts_equal: int | None = None
+    texts_compared: int = 0
+    differences: list[Difference] = []
+    drift: Effect | None = None
+    first_position: Effect | None = None
+    per_suite: list[Part] = []
+    looped_prompts: int = 0
+    without_loops: Part | None = None
+    null_control: NullControl | None = None
+
+
+def verdicts(
+    blocks: Iterable[Block], margin: float = MARGIN, *, resamples: int = RESAMPLES
+) -> list[Verdict]:
+    """One verdict an arm, in the order arms first appear; none at all where there are no blocks.
+
+    A null control among them that finds the machine too noisy takes the other arms' verdicts away.
+    """
+    arms: dict[str, list[Block]] = {}
+    for block in blocks:
+        arms.setdefault(block.arm, []).append(block)
+    judged = [judge(members, margin, resamples=resamples) for members in arms.values()]
+    noisy = next((v for v in judged if v.null_control and not v.null_control.quiet), None)
+    if noisy is None:
+        return judged
+    return [
+        v
+        if v.null_control
+        else msgspec.structs.replace(v, verdict="none", reason=noisy.reason, more_prompts=None)
+        for v in judged
+    ]
+
+
+def judge(
+    blocks: Sequence[Block], margin: float = MARGIN, *, resamples: int = RESAMPLES
+) -> Verdict:
+    """The verdict on one arm's blocks, by the rule in this module's docstring.
+
+    `resamples` is the bootstrap's; 0 leaves the BCa interval out. The order of `blocks` is
+    immaterial. Raises `BenchError` for a margin that is not finite or at most -1, and for blocks of
+    several arms.
+    """
+    if not math.isfinite(margin) or margin <= -1.0:
+        raise BenchError(f"the margin must be a number above -1, such as 0.02, got {margin:g}")
+    arms = {block.arm for block in blocks}
+    if len(arms) > 1:
+        raise BenchError(f"a verdict is about one arm, got blocks of {', '.join(sorted(arms))}")
+    arm = arms.pop() if arms else ""
+    if not any(block.plain for block in blocks):
+        unmade = bool(blocks) and not any(block.mtp for block in blocks)
+        reason = _cut(blocks) if unmade else NO_PLAIN
+        return Verdict(arm=arm, verdict="none", reason=reason, margin=margin)
+    ordered = sorted(blocks, key=lambda block: (block.suite, block.prompt, block.pair))
+    usable = [block for block in ordered if block.log_ratio is not None]
+    void = [block for block in ordered if block.void]
+    overall = _part("", usable, margin, LEVEL, void)
+    values = list(_values(usable).values())
+    bca = None
+    if resamples and len(values) >= 2:
+        bca = intervals.bca_interval(values, LEVEL, resamples, BOOTSTRAP_SEED)
+    compared = _texts(ordered)
+    looped = {block.key for block in usable if block.looped}
+    clean = [block for block in usable if not block.looped]
+    verdict = Verdict(
+        arm=arm,
+        verdict=overall.verdict,
+        reason=overall.reason,
+        margin=margin,
+        prompts=overall.prompts,
+        blocks=overall.blocks,
+        ratio=overall.ratio,
+        low=overall.low,
+        high=overall.high,
+        bca_low=math.exp(bca[0]) if bca else None,
+        bca_high=math.exp(bca[1]) if bca else None,
+        pooled_ratio=overall.pooled_ratio,
+        more_prompts=overall.more_prompts,
+        void_blocks=len(void),
+        short_blocks=len(ordered) - len(usable) - len(void),
+        texts_equal=sum(compared.values()) if compared else None,
+        texts_compared=len(compared),
+        differences=_differences(ordered, compared),
+        drift=_drift(usable),
+        first_position=_first_position(usable),
+        per_suite=_per_suite(usable, margin, void),
+        looped_prompts=len(looped),
+        without_loops=_part("without looping output", clean, margin, LEVEL, void)
+        if looped
+        else None,
+    )
+    return _null(verdict) if all(block.null for block in usable) and usable else verdict
+
+
+def _values(blocks: Iterable[Block]) -> dict[tuple[str, str], float]:
+    """Each prompt's mean log ratio."""
+    logs: dict[tuple[str, str], list[float]] = {}
+    for block in blocks:
+        if block.log_ratio is not None:
+            logs.setdefault(block.key, []).append(block.log_ratio)
+    return {key: math.fsum(values) / len(values) for key, values in logs.items()}
+
+
+def _part(
+    name: str, blocks: Sequence[Block], margin: float, level: float, void: Sequence[Block]
+) -> Part:
+    values = list(_values(blocks).values())
+    if len(values) < 2:
+        ratio = math.exp(values[0]) if values else None
+        return Part(
+            name,
+            "none",
+            _too_few(len(values), void),
+            prompts=len(values),
+            blocks=len(blocks),
+            ratio=ratio,
+            pooled_ratio=_pooled(blocks),
+        )
+    mean, low, high = (math.exp(x) for x in intervals.t_interval(values, level))
+    answer, reason, more = _answer(values, low, high, margin, level, void)
+    return Part(
+        name,
+        answer,
+        reason,
+        prompts=len(values),
+        blocks=len(blocks),
+        ratio=mean,
+        low=low,
+        high=high,
+        level=level,
+        pooled_ratio=_pooled(blocks),
+        more_prompts=more,
+    )
+
+
+def _too_few(prompts: int, void: Sequence[Block]) -> str:
+    if void:
+        return _cut(void)
+    return f"{MIN_PROMPTS} prompts are the least a verdict can rest on; this has {prompts}"
+
+
+def _cut(void: Sequence[Block]) -> str:
+    blocks = "one block is" if len(void) == 1 else f"{len(void)} blocks are"
+    return f"{void[0].void}, so {blocks} missing, and a bench cut short has no verdict"
+
+
+def _answer(
+    values: Sequence[float],
+    low: float,
+    high: float,
+    margin: float,
+    level: float,
+    void: Sequence[Block],
+) -> tuple[Answer, str, int | None]:
+    if void or len(values) < MIN_PROMPTS:
+        return "none", _too_few(len(values), void), None
+    bar = 1.0 + margin
+    if low > bar:
+        return "pays", f"the whole interval is above {bar:g}", None
+    if high < bar:
+        return "does not pay", f"the whole interval is below {bar:g}", None
+    needed = intervals.values_needed(values, math.log(bar), level)
+    if needed is None:
+        return (
+            "inconclusive",
+            f"the interval holds {bar:g}, and so nearly in its middle that more prompts would not help",
+            None,
+        )
+    more = _rounded(max(1, needed - len(values)))
+    return (
+        "inconclusive",
+        f"the interval holds {bar:g}; a bench with about {more} more prompts would settle it",
+        more,
+    )
+
+
+def _rounded(n: int) -> int:
+    """Up to two significant digits: a planning figure claims no more."""
+    unit = 10 ** max(0, len(str(n)) - 2)
+    return -(-n // unit) * unit
+
+
+def _pooled(blocks: Iterable[Block]) -> float | None:
+    """Σtokens / Σtime of the MTP runs over that of the plain runs."""
+    tokens, seconds = {"plain": 0, "mtp": 0}, {"plain": 0.0, "mtp": 0.0}
+    for block in blocks:
+        for side, runs in (("plain", block.plain), ("mtp", block.mtp)):
+            tokens[side] += sum(run.rated_tokens for run in runs)
+            seconds[side] += math.fsum(run.seconds or 0.0 for run in runs)
+    if not tokens["plain"] or not seconds["plain"] or not seconds["mtp"]:
+        return None
+    return (tokens["mtp"] / seconds["mtp"]) / (tokens["plain"] / seconds["plain"])
+
+
+def _per_suite(blocks: Sequence[Block], margin: float, void: Sequence[Block]) -> list[Part]:
+    suites: dict[str, list[Block]] = {}
+    for block in blocks:
+        suites.setdefault(block.suite, []).append(block)
+    values = {name: list(_values(members).values()) for name, members in suites.items()}
+    family = [name for name in suites if len(values[name]) >= MIN_PROMPTS]
+    p_values = [intervals.t_p_value(values[name], math.log(1.0 + margin)) for name in family]
+    alphas = dict(zip(family, intervals.holm_levels(p_values, 1.0 - LEVEL), strict=True))
+    return [
+        _part(name, members, margin, 1.0 - alphas[name] if name in alphas else LEVEL, void)
+        for name, members in suites.items()
+    ]
+
+
+def _texts(blocks: Iterable[Block]) -> dict[tuple[str, str], bool]:
+    """For each prompt decoded at temperature 0 and not cut: whether all its texts are equal."""
+    texts: dict[tuple[str, str], set[str]] = {}
+    for block in blocks:
+        if block.greedy and not block.void:
+            texts.setdefault(block.key, set()).update(run.sha256 for run in block.runs)
+    return {key: len(digests) == 1 for key, digests in texts.items() if "" not in digests}
+
+
+def _differences(
+    blocks: Iterable[Block], compared: dict[tuple[str, str], bool]
+) -> list[Difference]:
+    found: dict[tuple[str, str], Difference] = {}
+    for block in blocks:
+        if compared.get(block.key, True):
+            continue
+        for run in block.runs:
+            known = found.get(block.key)
+            if known is None or (known.position is None and run.differs_at is not None):
+                found[block.key] = Difference(*block.key, run.differs_at, run.differs_gap)
+    return list(found.values())
+
+
+def _drift(blocks: Iterable[Block]) -> Effect | None:
+    """Trend of the plain rate over the bench; a block's two plain runs are one point, since they share
+    a prompt."""
+    times, logs = [], []
+    for block in sorted(blocks, key=lambda block: block.pair):
+        rates = [run.rate for run in block.plain if run.rate]
+        times.append(math.fsum(run.order for run in block.plain) / len(block.plain))
+        logs.append(math.fsum(math.log(rate) for rate in rates) / len(rates))
+    return intervals.trend(times, logs)
+
+
+def _first_position(blocks: Iterable[Block]) -> Effect | None:
+    """A block's first run against its last: ABBA and BAAB both put one arm at either end."""
+    logs = []
+    for block in blocks:
+        first, last = block.runs[0].rate, block.runs[-1].rate
+        if first and last:
+            logs.append(math.log(first / last))
+    return intervals.mean_effect(logs)
+
+
+def _null(verdict: Verdict) -> Verdict:
+    """What plain against plain says about the machine. Never about MTP."""
+    if verdict.low is None or verdict.high is None or verdict.verdict == "none":
+        return verdict
+    contains = verdict.low <= 1.0 <= verdict.high
+    half = (verdict.high - verdict.low) / 2
+    quiet = contains and half <= NULL_HALF_WIDTH
+    if quiet:
+        reason = "null control: plain against plain is 1 within its interval; the machine is quiet enough"
+    elif contains:
+        reason = (
+            f"the machine is too noisy for a verdict: plain against plain is known to ±{half:.1%} only, "
+            f"and ±{NULL_HALF_WIDTH:.0%} is the most that will do; close other programs, or add prompts"
+        )
+    else:
+        reason = (
+            "the machine is too uneven for a verdict: plain against plain differs "
+            f"({verdict.low:.3f} to {verdict.high:.3f}); close other programs and run it again"
+        )
+    return msgspec.structs.replace(
+        verdict,
+        verdict="none",
+        reason=reason,
+        more_prompts=None,
+        per_suite=[
+            msgspec.structs.replace(part, verdict="none", reason="null control", more_prompts=None)
+            for part in verdict.per_suite
+        ],
+        null_control=NullControl(contains, half, quiet),
+    )
