@@ -291,7 +291,7 @@ def _answer(
 
 def _rounded(n: int) -> int:
     """Up to two significant digits: a planning figure claims no more."""
-    unit = 10 ** max(0, len(str(n)) - 2)
+    unit: int = 10 ** max(0, len(str(n)) - 2)
     return -(-n // unit) * unit
 
 
