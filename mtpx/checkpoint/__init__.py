@@ -1,0 +1,30 @@
+"""Weights on disk: GGUF and safetensors, mapped into memory and checked before they are believed."""
+
+from mtpx.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from mtpx.checkpoint.config import (
+    FactorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    TargetConfig,
+)
+from mtpx.checkpoint.dequantise import dequantise, integers
+from mtpx.checkpoint.safetensors import read_safetensors
+from mtpx.checkpoint.tensor import BLOCKS, Kind, Tensor, unpermute_rows
+
+__all__ = [
+    "BLOCKS",
+    "Checkpoint",
+    "FactorScaling",
+    "Kind",
+    "LinearScaling",
+    "Llama3Scaling",
+    "RopeScaling",
+    "TargetConfig",
+    "Tensor",
+    "dequantise",
+    "integers",
+    "open_checkpoint",
+    "read_safetensors",
+    "unpermute_rows",
+]

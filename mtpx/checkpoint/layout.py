@@ -1,0 +1,119 @@
+"""The canonical names of a target's tensors (Hugging Face's), and the check that they are all there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from mtpx.checkpoint.config import TargetConfig
+from mtpx.checkpoint.tensor import Tensor
+from mtpx.errors import PackError
+
+_TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GGUF = re.compile(r"(?:blk\.(?P<layer>\d{1,4})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
+_HF_LAYER = re.compile(r"model\.layers\.(\d{1,4})\.(.+)")
+
+
+def canonical_name(gguf_name: str) -> str:
+    """A GGUF tensor's Hugging Face name; a name without counterpart stays as it is."""
+    match = _GGUF.fullmatch(gguf_name)
+    if match is None:
+        return gguf_name
+    layer, part, kind = match["layer"], match["part"], match["kind"]
+    if layer is None:
+        return f"{_TOP[part]}.{kind}" if part in _TOP else gguf_name
+    if part not in _LAYER:
+        # Still of its layer, so that a tensor nobody computes with is noticed.
+        return f"model.layers.{int(layer)}.{part}.{kind}"
+    return f"model.layers.{int(layer)}.{_LAYER[part]}.{kind}"
+
+
+def is_permuted(arch: str, name: str) -> bool:
+    """Whether GGUF stores this tensor's rows for interleaved rotary embedding (llama only)."""
+    return arch == "llama" and name.rpartition(".")[0].endswith(
+        ("self_attn.q_proj", "self_attn.k_proj")
+    )
+
+
+def expected_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor the target's arithmetic needs, with its shape (rows, columns)."""
+    hidden, ffn, dim = config.hidden, config.ffn, config.head_dim
+    q, kv = config.heads * dim, config.kv_heads * dim
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (q, hidden),
+        "self_attn.k_proj.weight": (kv, hidden),
+        "self_attn.v_proj.weight": (kv, hidden),
+        "self_attn.o_proj.weight": (hidden, q),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (ffn, hidden),
+        "mlp.up_proj.weight": (ffn, hidden),
+        "mlp.down_proj.weight": (hidden, ffn),
+    }
+    if config.qk_norm:
+        layer |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
+    if config.attention_bias:
+        layer |= {f"self_attn.{p}_proj.bias": (n,) for p, n in (("q", q), ("k", kv), ("v", kv))}
+    if config.output_bias:
+        layer["self_attn.o_proj.bias"] = (hidden,)
+    if config.mlp_bias:
+        layer |= {
+            f"mlp.{p}_proj.bias": (n,) for p, n in (("gate", ffn), ("up", ffn), ("down", hidden))
+        }
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config.tied:
+        shapes["lm_head.weight"] = (config.vocab, hidden)
+    for i in range(config.layers):
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def check_tensors(config: TargetConfig, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Raise `PackError` unless `tensors` are what `config` needs: all of them, in their shapes, and
+    none in a layer of the target that its arithmetic would leave out. A head's own tensors (other
+    prefixes, or layers after the last) may lie beside them.
+    """
+    shapes = expected_shapes(config)
+    missing = [name for name in shapes if name not in tensors]
+    if missing:
+        raise PackError(
+            f"{where}: {len(missing)} of {len(shapes)} tensors are missing, the first is "
+            f"{missing[0]}"
+        )
+    for name, shape in shapes.items():
+        tensor = tensors[name]
+        if tensor.shape != shape:
+            raise PackError(f"{where}: {name} has shape {tensor.shape}, {shape} is expected")
+        if tensor.kind in ("I32", "I64"):
+            raise PackError(f"{where}: {name} holds integers ({tensor.kind}), not weights")
+        if len(shape) == 1 and tensor.kind not in ("F32", "F16", "BF16"):
+            raise PackError(f"{where}: {name} is quantised ({tensor.kind}); vectors must not be")
+    for name in tensors:
+        match = _HF_LAYER.fullmatch(name)
+        if match is None or name in shapes or int(match[1]) >= config.layers:
+            continue
+        if not match[2].endswith("rotary_emb.inv_freq"):
+            raise PackError(
+                f"{where}: {name} is not part of {config.family} as it is computed here; leaving "
+                "it out would give wrong text"
+            )
