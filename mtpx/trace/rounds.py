@@ -1,0 +1,279 @@
+"""Rounds by depth and route: how many, how long, how much they delivered, what a full one costs."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from mtpx.round import Round
+from mtpx.trace.acceptance import PositionAcceptance, committed_tokens, uniform_acceptance
+from mtpx.trace.anomalies import Anomalies
+
+STALL_FACTOR = 3.0
+"""A round this many times the median of its kind is a stall: noise is a few per cent, a deeper
+draft costs less than that, and published stalls are 2 to 6 times."""
+
+LONGEST_ROUND_MS = 1e9
+"""Eleven days. A larger time is a damaged number, and would overflow sums."""
+
+UNCLEAN = frozenset({"transition", "compile", "stall", "resume"})
+"""Why a policy may refuse a round's time as a cost sample; such a round is no cost here either."""
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Median, 10th and 90th percentile (linear interpolation), in the unit of the field."""
+
+    median: float
+    p10: float
+    p90: float
+
+
+class RoundsRow(msgspec.Struct, frozen=True):
+    """The rounds of one kind: same mode ("mtp", or "plain" with the head off), width, depth, route.
+
+    `round_ms` is over all of them that have a valid time. The shares are of the round time, over the
+    rounds where the part was measured. `tokens_per_round` is committed tokens per sequence.
+    `full_cost_ms` is the median over `full_rounds` clean full rounds: every sequence verified
+    `depth` drafts, nothing was compiled, and the policy did not call the time a transition, stall or
+    resume. `full_cost_plain` is that in plain rounds of the same width.
+    """
+
+    mode: str
+    width: int
+    depth: int
+    route: str
+    rounds: int
+    compiled_now: int
+    round_ms: Spread | None
+    total_ms: float
+    draft_share: float | None
+    verify_share: float | None
+    host_share: float | None
+    tokens_per_round: float | None
+    full_rounds: int
+    full_cost_ms: float | None
+    full_cost_plain: float | None
+
+
+class RouteCounts(msgspec.Struct, frozen=True):
+    """Target forwards over at least one draft: `compiled` and `eager` by route, and how many of all
+    `compiled_now` something."""
+
+    verify: int
+    compiled: int
+    eager: int
+    compiled_now: int
+
+
+class BreakEven(msgspec.Struct, frozen=True):
+    """Whether a depth pays at the costs and acceptances of this run.
+
+    `cost_plain`: a full round in plain rounds, `cost_from` says which depth-0 rounds those are.
+    `break_even`: the uniform acceptance at which the depth delivers exactly plain speed (0: any
+    acceptance will do; above 1: none will). `acceptance`: what was measured, on the same scale.
+    `margin` is their difference, `tokens` the expected committed tokens of a round, `speed` the
+    expected rate relative to plain. Fields are absent for the `reason` given.
+    """
+
+    depth: int
+    width: int
+    route: str
+    cost_ms: float | None
+    cost_plain: float | None
+    cost_from: str
+    break_even: float | None
+    acceptance: float | None
+    margin: float | None
+    tokens: float | None
+    speed: float | None
+    reason: str
+
+
+class _Key(NamedTuple):
+    mode: str
+    width: int
+    depth: int
+    route: str
+
+
+class _Kind:
+    """What is kept of the rounds of one kind: numbers only, so a long trace stays small."""
+
+    def __init__(self) -> None:
+        self.count = self.compiled_now = self.tokens = self.slots = 0
+        self.ms = array("d")
+        self.full = array("d")
+        self.steady = array("d")
+        self.steady_index = array("q")
+        self.parts: dict[str, list[float]] = {
+            name: [0.0, 0.0] for name in ("draft", "verify", "host")
+        }
+
+    def add(self, round: Round, valid: bool) -> None:
+        self.count += 1
+        self.compiled_now += round.compiled_now
+        self.tokens += round.committed
+        self.slots += round.width
+        if not valid:
+            return
+        self.ms.append(round.round_ms)
+        if not round.compiled_now:
+            self.steady.append(round.round_ms)
+            self.steady_index.append(min(max(round.index, -1), 2**63 - 1))
+        for name, part in (
+            ("draft", round.draft_ms),
+            ("verify", round.verify_ms),
+            ("host", round.host_ms),
+        ):
+            if part is not None:
+                self.parts[name][0] += part
+                self.parts[name][1] += round.round_ms
+        excluded = round.decision.excluded if round.decision else ""
+        if (
+            not round.compiled_now
+            and excluded not in UNCLEAN
+            and all(slot.verified == slot.drafted == round.depth for slot in round.slots)
+        ):
+            self.full.append(round.round_ms)
+
+    def share(self, name: str) -> float | None:
+        part, whole = self.parts[name]
+        return part / whole if whole else None
+
+    @property
+    def full_cost(self) -> float | None:
+        return float(np.median(self.full)) if self.full else None
+
+
+class RoundsTally:
+    """Rounds of one run, warm-up left out by the caller."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[_Key, _Kind] = {}
+
+    def add(self, round: Round, mode: str, anomalies: Anomalies) -> None:
+        """Count a round whose counts are consistent."""
+        valid = _valid(round)
+        if not valid:
+            anomalies.add("bad duration", round.index)
+        key = _Key(mode, round.width, round.depth, round.route.kind)
+        self._kinds.setdefault(key, _Kind()).add(round, valid)
+
+    def routes(self) -> RouteCounts:
+        verify = {key: kind for key, kind in self._kinds.items() if key.depth > 0}
+        return RouteCounts(
+            verify=sum(kind.count for kind in verify.values()),
+            compiled=sum(kind.count for key, kind in verify.items() if key.route == "compiled"),
+            eager=sum(kind.count for key, kind in verify.items() if key.route == "eager"),
+            compiled_now=sum(kind.compiled_now for kind in self._kinds.values()),
+        )
+
+    def rows(self) -> list[RoundsRow]:
+        """Plain rounds first, then by width, depth and route."""
+        return [
+            self._row(key, self._kinds[key])
+            for key in sorted(self._kinds, key=lambda k: (k.mode != "plain", *k))
+        ]
+
+    def _row(self, key: _Key, kind: _Kind) -> RoundsRow:
+        cost = kind.full_cost
+        plain, _ = self._plain(key.width)
+        return RoundsRow(
+            mode=key.mode,
+            width=key.width,
+            depth=key.depth,
+            route=key.route,
+            rounds=kind.count,
+            compiled_now=kind.compiled_now,
+            round_ms=spread(kind.ms),
+            total_ms=math.fsum(kind.ms),
+            draft_share=kind.share("draft"),
+            verify_share=kind.share("verify"),
+            host_share=kind.share("host"),
+            tokens_per_round=kind.tokens / kind.slots if kind.slots else None,
+            full_rounds=len(kind.full),
+            full_cost_ms=cost,
+            full_cost_plain=cost / plain if cost is not None and plain else None,
+        )
+
+    def break_even(self, positions: list[PositionAcceptance]) -> list[BreakEven]:
+        """One entry per width and depth that ran, on the route most of its full rounds took."""
+        best: dict[tuple[int, int], tuple[_Key, _Kind]] = {}
+        for key, kind in sorted(self._kinds.items()):
+            if key.depth == 0:
+                continue
+            there = best.get((key.width, key.depth))
+            if there is None or len(kind.full) > len(there[1].full):
+                best[key.width, key.depth] = (key, kind)
+        return [self._break_even(key, kind, positions) for _, (key, kind) in sorted(best.items())]
+
+    def _break_even(self, key: _Key, kind: _Kind, positions: list[PositionAcceptance]) -> BreakEven:
+        cost = kind.full_cost
+        plain, source = self._plain(key.width)
+        tokens = committed_tokens(positions, key.depth)
+        reasons = []
+        if cost is None:
+            reasons.append("no clean full round was run at this depth")
+        if plain is None:
+            reasons.append(f"no depth-0 round was run at width {key.width}")
+        if tokens is None:
+            reasons.append("a position up to this depth was never judged")
+        ratio = cost / plain if cost is not None and plain else None
+        needed = uniform_acceptance(ratio, key.depth) if ratio is not None else None
+        measured = uniform_acceptance(tokens, key.depth) if tokens is not None else None
+        return BreakEven(
+            depth=key.depth,
+            width=key.width,
+            route=key.route,
+            cost_ms=cost,
+            cost_plain=ratio,
+            cost_from=source,
+            break_even=needed,
+            acceptance=measured,
+            margin=measured - needed if measured is not None and needed is not None else None,
+            tokens=tokens,
+            speed=tokens / ratio if tokens is not None and ratio else None,
+            reason="; ".join(reasons),
+        )
+
+    def _plain(self, width: int) -> tuple[float | None, str]:
+        """What a plain round of this width costs in ms, and which rounds say so: those with the head
+        off, or else those of MTP requests that ran at depth 0 and kept the head level."""
+        for mode, source in (("plain", "plain runs"), ("mtp", "parked rounds")):
+            kinds = [
+                kind
+                for key, kind in self._kinds.items()
+                if key.mode == mode and key.width == width and key.depth == 0 and kind.full
+            ]
+            if kinds:
+                return max(kinds, key=lambda kind: len(kind.full)).full_cost, source
+        return None, ""
+
+    def note_stalls(self, anomalies: Anomalies) -> None:
+        """Report rounds over 3 times the median of their kind, those that compiled something apart."""
+        for kind in self._kinds.values():
+            ms = np.array(kind.steady)
+            slow = np.flatnonzero(ms > STALL_FACTOR * np.median(ms)) if ms.size else ms
+            if slow.size:
+                anomalies.add("stall", kind.steady_index[int(slow[0])], int(slow.size))
+
+
+def spread(values: Iterable[float]) -> Spread | None:
+    """Median, 10th and 90th percentile; `None` without values."""
+    numbers = np.fromiter(values, dtype=np.float64)
+    if numbers.size == 0:
+        return None
+    p10, median, p90 = np.percentile(numbers, [10, 50, 90])
+    return Spread(median=float(median), p10=float(p10), p90=float(p90))
+
+
+def _valid(round: Round) -> bool:
+    parts = (round.draft_ms, round.verify_ms, round.host_ms)
+    return 0.0 < round.round_ms <= LONGEST_ROUND_MS and all(
+        part is None or 0.0 <= part <= LONGEST_ROUND_MS for part in parts
+    )
