@@ -7,13 +7,14 @@ runs are never pooled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import msgspec
 
 from mtpx.bench.blocks import blocks
 from mtpx.bench.verdict import MARGIN, NO_PLAIN, Verdict, verdicts
-from mtpx.errors import MtpxError
+from mtpx.errors import MtpxError, TraceError
 from mtpx.round import Round
 from mtpx.trace.acceptance import AcceptanceTally, PositionAcceptance
 from mtpx.trace.anomalies import Anomalies, Anomaly
@@ -74,7 +75,9 @@ def summarise_files(paths: Iterable[str], margin: float | None = None) -> Summar
 
 def summarise(records: Iterable[Record], margin: float | None = None) -> list[RunSummary]:
     """One summary a run. `margin` is what MTP must gain for the verdict "pays"; if it is not given, the
-    run's own, else 0.02."""
+    run's own, else 0.02. Raises `TraceError` for a margin that is no fraction above -1."""
+    if margin is not None and not (math.isfinite(margin) and margin > -1.0):
+        raise TraceError(f"the margin must be a number above -1, such as 0.02, got {margin:g}")
     runs: list[RunSummary] = []
     tally: _Run | None = None
     for record in records:
