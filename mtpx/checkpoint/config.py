@@ -73,7 +73,7 @@ class FactorScaling:
     factors: tuple[float, ...]
 
     def apply(self, frequencies: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        return frequencies / np.array(self.factors)
+        return frequencies / np.array(self.factors, dtype=np.float64)
 
 
 RopeScaling = LinearScaling | Llama3Scaling | FactorScaling

@@ -125,10 +125,9 @@ def config_from_gguf(
 
 def _scaling(raw: _Config, tensors: Mapping[str, Tensor], where: str) -> RopeScaling | None:
     factors = tensors.get("rope_freqs.weight")
-    if raw.scale_linear is not None and not raw.scaling:
+    kind, factor = raw.scaling, raw.scaling_factor
+    if raw.scale_linear is not None and not kind:
         kind, factor = "linear", raw.scale_linear
-    else:
-        kind, factor = raw.scaling, raw.scaling_factor
     told = scaling_from(kind, {"factor": factor}, where)
     if factors is None:
         return told
