@@ -263,15 +263,16 @@ def _with_rest(
 
 
 def _pooled(observed: list[float], expected: list[float]) -> Table:
-    """Bins under `MIN_EXPECTED` become one; if that is still under it, it joins the smallest."""
+    """Bins under `MIN_EXPECTED` become one; while that is under it, it takes in the smallest left."""
     order = sorted(range(len(expected)), key=lambda i: expected[i])
     pool_o = pool_e = 0.0
-    while order and (expected[order[0]] < MIN_EXPECTED or 0.0 < pool_e < MIN_EXPECTED):
+    while order and (
+        expected[order[0]] < MIN_EXPECTED or (pool_e < MIN_EXPECTED and pool_o + pool_e > 0.0)
+    ):
         i = order.pop(0)
         pool_o, pool_e = pool_o + observed[i], pool_e + expected[i]
     kept_o, kept_e = [observed[i] for i in order], [expected[i] for i in order]
-    # A pool without expectation and without observations is rounding, not a bin.
-    return ([*kept_o, pool_o], [*kept_e, pool_e]) if pool_e > 1e-6 else (kept_o, kept_e)
+    return ([*kept_o, pool_o], [*kept_e, pool_e]) if pool_e > 0.0 else (kept_o, kept_e)
 
 
 def _target(
