@@ -57,7 +57,7 @@ def slot(
 
 
 def a_round(index: int, *slots: SlotRound, ms: float = 10.0, **fields: Any) -> Round:
-    depth = fields.pop("depth", max(s.drafted for s in slots))
+    depth = fields.pop("depth", max((s.drafted for s in slots), default=0))
     return Round(
         index=index, start_ns=index * 1000, depth=depth, slots=list(slots), round_ms=ms, **fields
     )

@@ -26,8 +26,8 @@ def draw_report(summary: Summary) -> Iterable[RenderableType]:
     for file in summary.files:
         for index, run in enumerate(file.runs, 1):
             if several:
-                which = f"run {index} of {len(file.runs)}"
-                yield Rule(Text(f"{clean(file.path)}, {which}", overflow="fold"), style="dim")
+                yield Rule(f"run {index} of {len(file.runs)}", style="dim")
+                yield Text(clean(file.path), style="dim", overflow="fold")
             yield from _draw_run(run)
             yield ""
         yield from _footer(file)
