@@ -102,8 +102,8 @@ class EndRecord(msgspec.Struct, tag="end", omit_defaults=True):
     of the first round to the arrival of the last one that is not tail (absent with a single such
     round), so that `rate` counts exactly the tokens that arrived in it. `ttft_ms` is the time from
     opening to the first token. `stop` as `mtpx.decode.Stop`, or "guard": cut by a bench.
-    `differs_at` is the first token that is not the one its matched plain run delivered there,
-    `differs_gap` the difference of the two candidates' logits (plain's minus this one's).
+    `differs_at` is the index of the first token that is not the one the first run of its block
+    delivered there, `differs_gap` how far apart the two candidates' logits are.
     `sha256` is of the delivered token ids, so that two arms' texts compare without being stored.
     `looped` flags repeating output. `error` is the sentence, if one ended it."""
 
