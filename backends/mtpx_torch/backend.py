@@ -1,0 +1,215 @@
+"""What the entry point names: can torch run here, and load a pack on a device."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from typing import TYPE_CHECKING
+
+from mtpx.backend import EngineInfo, EngineOptions, Probe
+from mtpx.errors import BackendError, PackError
+from mtpx.heads import require_wired
+
+if TYPE_CHECKING:
+    import torch
+
+    from mtpx.checkpoint import Checkpoint
+    from mtpx.packs import Pack
+    from mtpx_torch.engine import TorchEngine
+    from mtpx_torch.head import Head
+    from mtpx_torch.trunk import Trunk
+
+DEFAULT_CONTEXT = 8192
+"""Room made for tokens unless told otherwise: on a GPU the buffers are real memory from the start."""
+
+
+class TorchBackend:
+    """torch on a CPU or a CUDA device, float32."""
+
+    name = "torch"
+
+    def probe(self, device: str = "auto") -> Probe:
+        if importlib.util.find_spec("torch") is None:
+            return Probe(False, reason="torch is not installed (pip install torch)")
+        try:
+            return Probe(True, device=_device_name(_device(device)))
+        except BackendError as error:
+            return Probe(False, reason=str(error))
+
+    def load(self, pack: Pack, options: EngineOptions) -> TorchEngine:
+        """Raises `BackendError` for what this device cannot do, `PackError` for what it cannot read."""
+        if importlib.util.find_spec("torch") is None:
+            raise BackendError("torch is not installed (pip install torch)")
+        import torch
+
+        from mtpx.checkpoint import open_checkpoint
+        from mtpx_torch.engine import TorchEngine
+        from mtpx_torch.trunk import load_trunk
+
+        _check_options(options)
+        device = _device(options.device)
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        product = _product(device, options.extra.get("product", "auto"))
+        with torch.inference_mode(), open_checkpoint(pack.weights) as checkpoint:
+            context = _context(pack, checkpoint, options)
+            try:
+                trunk = load_trunk(
+                    checkpoint,
+                    product=product,
+                    context=context,
+                    dtype=torch.float32,
+                    device=device,
+                )
+                head = _head(pack, checkpoint, trunk, product)
+                info = _info(pack, checkpoint, trunk, head, options, product, context)
+                pipeline = options.pipeline
+                return TorchEngine(
+                    info,
+                    trunk,
+                    head,
+                    width=options.max_width,
+                    pipeline=device.type == "cuda" if pipeline is None else pipeline,
+                )
+            except (torch.OutOfMemoryError, MemoryError) as error:
+                raise BackendError(
+                    f"{pack.name} does not fit into the memory of {_device_name(device)}: "
+                    f"{str(error).splitlines()[0]}; try a smaller --context"
+                ) from None
+            except RuntimeError as error:
+                if "alloc" not in str(error):
+                    raise
+                raise BackendError(
+                    f"{pack.name} does not fit into the memory of {_device_name(device)} with room "
+                    f"for {context} tokens; try a smaller --context"
+                ) from None
+
+
+def _check_options(options: EngineOptions) -> None:
+    if options.max_width < 1:
+        raise BackendError(f"max_width must be at least 1, got {options.max_width}")
+    if options.threads is not None and not 1 <= options.threads <= 1024:
+        raise BackendError(f"threads must be from 1 to 1024, got {options.threads}")
+    if options.tier != "standard":
+        raise BackendError(f"the torch backend has the standard tier only, not {options.tier!r}")
+    unknown = options.extra.keys() - {"product"}
+    if unknown:
+        raise BackendError(
+            f"the torch backend knows no option {sorted(unknown)[0]!r}; it has: product"
+        )
+
+
+def _device(asked: str) -> torch.device:
+    import torch
+
+    if asked == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(asked)
+    except RuntimeError:
+        raise BackendError(
+            f"{asked!r} is no device; the torch backend runs on cpu, cuda or cuda:N"
+        ) from None
+    if device.type not in ("cpu", "cuda"):
+        raise BackendError(f"the torch backend runs on cpu or cuda, not on {asked}")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count == 0:
+            raise BackendError("there is no CUDA device here, or this torch is built without CUDA")
+        if (device.index or 0) >= count:
+            raise BackendError(f"there is no {asked} here; CUDA devices found: {count}")
+    return device
+
+
+def _device_name(device: torch.device) -> str:
+    import torch
+
+    from mtpx.hardware import cpu_name
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return cpu_name()
+
+
+def _product(device: torch.device, asked: str) -> str:
+    from mtpx_torch.product import product_kind
+
+    try:
+        return product_kind(device, asked)
+    except ValueError as error:
+        raise BackendError(str(error)) from None
+
+
+def _context(pack: Pack, checkpoint: Checkpoint, options: EngineOptions) -> int:
+    limit = checkpoint.config.context
+    if pack.context is not None:
+        limit = min(limit, pack.context)
+    if options.context is None:
+        return min(limit, DEFAULT_CONTEXT)
+    if not 2 <= options.context <= limit:
+        raise BackendError(
+            f"a context of {options.context} tokens is outside what {pack.name} can do (2 to {limit})"
+        )
+    return options.context
+
+
+def _head(pack: Pack, checkpoint: Checkpoint, trunk: Trunk, product: str) -> Head | None:
+    from mtpx.checkpoint import read_safetensors
+    from mtpx_torch.head import load_head
+
+    if pack.contract is None or pack.head is None:
+        return None
+    require_wired(pack.contract)
+    tensors, _ = read_safetensors(pack.head)
+    if not tensors:
+        raise PackError(f"{pack.head} holds no tensors")
+    return load_head(
+        pack.contract,
+        tensors,
+        checkpoint,
+        trunk,
+        product=product,
+        dtype=trunk.embedding.dtype,
+    )
+
+
+def _info(
+    pack: Pack,
+    checkpoint: Checkpoint,
+    trunk: Trunk,
+    head: Head | None,
+    options: EngineOptions,
+    product: str,
+    context: int,
+) -> EngineInfo:
+    import torch
+
+    config = trunk.config
+    limit = 0
+    if head is not None:
+        limit = min(head.contract.draft_depth_limit, context - 1)
+    itemsize = trunk.embedding.dtype.itemsize
+    numbers = sum(math.prod(t.shape) for t in checkpoint.tensors.values())
+    if not config.tied:
+        numbers -= config.vocab * config.hidden  # an embedding row is looked up, not streamed
+    return EngineInfo(
+        pack=pack.name,
+        backend="torch",
+        device=_device_name(trunk.device),
+        dtype=str(trunk.embedding.dtype).removeprefix("torch."),
+        quantisation=checkpoint.quantisation,
+        tier=options.tier,
+        vocab_size=config.vocab,
+        context_limit=context,
+        head_depth_limit=limit,
+        recurrent=False,
+        plain_step_bytes=numbers * itemsize,
+        weights_digest=pack.weights_digest,
+        head_digest=pack.head_digest,
+        libraries={"torch": torch.__version__},
+        details={
+            "device": str(trunk.device),
+            "threads": str(torch.get_num_threads()),
+            "product": product,
+        },
+    )

@@ -1,0 +1,424 @@
+"""The torch engine: slots in static buffers, ragged forwards, one synchronisation a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from mtpx.backend import PAIR_QUEUE_LIMIT, Drafts, EngineInfo, Forward, Outcome, Slot
+from mtpx.errors import BackendError, PromptError
+from mtpx.round import Route
+from mtpx.sampling import USE_COMMIT, Sampling, uniforms
+from mtpx_torch.cache import KVCache, make_spans
+from mtpx_torch.judge import judge, outcome, read
+from mtpx_torch.propose import Proposer, TorchDrafts
+from mtpx_torch.sample import Counts, distribution, draw
+from mtpx_torch.slot import Flight, Snapshot, TorchSlot
+from mtpx_torch.timer import Stopwatch
+
+if TYPE_CHECKING:
+    from mtpx_torch.head import Head
+    from mtpx_torch.trunk import Trunk
+
+PREFILL_ROWS = 256
+"""Most rows of one prefill forward; the attention mask grows with rows × context."""
+
+
+class TorchEngine:
+    """A Llama-family target and its head. See `mtpx.backend` for what each method owes."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        trunk: Trunk,
+        head: Head | None,
+        *,
+        width: int,
+        pipeline: bool,
+    ) -> None:
+        self._info = info
+        self.trunk, self.head = trunk, head
+        self.width, self.pipeline = width, pipeline
+        config, like = trunk.config, trunk.embedding
+        self._group = config.heads // config.kv_heads
+
+        def cache(layers: int) -> KVCache:
+            return KVCache(
+                layers,
+                width,
+                config.kv_heads,
+                info.context_limit,
+                config.head_dim,
+                like.dtype,
+                like.device,
+            )
+
+        self.cache = cache(config.layers)
+        self.proposer: Proposer | None = None
+        if head is not None:
+            hidden = like.new_empty(width, info.context_limit, config.hidden)
+            self.proposer = Proposer(head, cache(head.contract.layers), hidden, self._group)
+        self._free = list(range(width))[::-1]
+        self._open: list[TorchSlot] = []
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def device(self) -> torch.device:
+        return self.trunk.device
+
+    # Slots
+
+    @torch.inference_mode()
+    def open(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        seed: int,
+        *,
+        request: int = 0,
+        end_ids: frozenset[int] = frozenset(),
+        head: bool = True,
+        session: int = 0,
+        reuse: object | None = None,
+    ) -> TorchSlot:
+        tokens = [int(t) for t in tokens]
+        self._check_prompt(tokens)
+        if not self._free:
+            raise BackendError(
+                f"{self.width} sequences are open, which is all this engine was loaded for; "
+                "close one, or load with a larger max_width"
+            )
+        slot = TorchSlot(
+            engine=self,
+            index=self._free.pop(),
+            tokens=tokens,
+            prompt=len(tokens),
+            sampling=sampling,
+            seed=seed,
+            request=request,
+            end_ids=end_ids,
+            head=head and self.proposer is not None,
+            session=session,
+        )
+        if sampling.penalised:
+            slot.counts = Counts.of(tokens, self._info.vocab_size, self.device)
+        self._open.append(slot)
+        if reuse is not None:
+            self._adopt(slot, cast(Snapshot, reuse))
+        return slot
+
+    def _check_prompt(self, tokens: list[int]) -> None:
+        if not tokens:
+            raise PromptError("the prompt is empty: give at least one token")
+        over = len(tokens) - self._info.context_limit
+        if over >= 0:
+            raise PromptError(
+                f"the prompt has {len(tokens)} tokens, {over + 1} more than fit in the context of "
+                f"{self._info.context_limit} with room for an answer"
+            )
+        wrong = [t for t in tokens if not 0 <= t < self._info.vocab_size]
+        if wrong:
+            raise PromptError(
+                f"token id {wrong[0]} is outside the vocabulary of {self._info.vocab_size}"
+            )
+
+    def _adopt(self, slot: TorchSlot, saved: Snapshot) -> None:
+        """Take over the state of the longest common prefix; head rows only within a session."""
+        common = 0
+        for mine, theirs in zip(slot.tokens, saved.tokens, strict=False):
+            if mine != theirs:
+                break
+            common += 1
+        slot.filled = min(saved.filled, common, len(slot.tokens) - 1)
+        self.cache.load_rows(slot.index, slot.filled, saved.target)
+        if self.proposer is None or saved.hidden is None:
+            if slot.head:
+                slot.filled = 0  # without hidden states the head could never catch up
+            return
+        self.proposer.hidden[slot.index, : slot.filled] = saved.hidden[: slot.filled]
+        if saved.head is not None and slot.session != 0 and slot.session == saved.session:
+            slot.head_rows = max(0, min(saved.head_rows, slot.pairs, common - 1))
+            self.proposer.cache.load_rows(slot.index, slot.head_rows, saved.head)
+
+    @torch.inference_mode()
+    def rewind(self, slot: TorchSlot, position: int) -> int:
+        if position < 1:
+            raise BackendError(f"a slot keeps at least one token; asked to rewind to {position}")
+        self.drain([slot])
+        del slot.tokens[position:]
+        reached = len(slot.tokens)
+        slot.filled = min(slot.filled, reached - 1)
+        slot.head_rows = min(slot.head_rows, slot.pairs)
+        slot.prompt = min(slot.prompt, reached)
+        if slot.counts is not None:
+            slot.counts = Counts.of(slot.tokens[: slot.prompt], self._info.vocab_size, self.device)
+            slot.counts.add(torch.tensor(slot.tokens[slot.prompt :], device=self.device).long())
+        return reached
+
+    @torch.inference_mode()
+    def snapshot(self, slot: TorchSlot) -> Snapshot:
+        self.drain([slot])
+        head = hidden = None
+        if slot.head and self.proposer is not None:
+            head = self.proposer.cache.save_rows(slot.index, slot.head_rows)
+            hidden = self.proposer.hidden[slot.index, : slot.filled].clone()
+        return Snapshot(
+            tokens=list(slot.tokens),
+            filled=slot.filled,
+            head_rows=slot.head_rows,
+            target=self.cache.save_rows(slot.index, slot.filled),
+            head=head,
+            hidden=hidden,
+            session=slot.session,
+        )
+
+    def release(self, slot: TorchSlot) -> None:
+        if slot in self._open:
+            slot.flight = None
+            self._open.remove(slot)
+            self._free.append(slot.index)
+
+    def close(self) -> None:
+        for slot in list(self._open):
+            slot.close()
+
+    # Prefill
+
+    @torch.inference_mode()
+    def prefill(self, slot: Slot, max_tokens: int) -> bool:
+        mine = self._mine([slot])[0]
+        target = len(mine.tokens) - 1
+        lo, hi = mine.filled, min(target, mine.filled + max(1, min(max_tokens, PREFILL_ROWS)))
+        if lo < hi:
+            residual = self._trunk_rows([(mine, mine.tokens[lo:hi], lo)])
+            self._keep_hidden([(mine, lo, hi - lo)], residual)
+            mine.filled = hi
+        # The last pair waits for the first propose, which needs its output.
+        head_target = target - 1 if mine.head else 0
+        if mine.head and self.proposer is not None:
+            upto = min(mine.pairs, head_target, mine.head_rows + max(1, max_tokens))
+            self.proposer.flush(mine, upto)
+        return mine.filled >= target and (not mine.head or mine.head_rows >= head_target)
+
+    # Rounds
+
+    @torch.inference_mode()
+    def propose(self, slots: Sequence[Slot], caps: Sequence[int]) -> TorchDrafts:
+        mine = self._mine(slots)
+        self.drain(mine)
+        watch = Stopwatch(self.device)
+        room = [self._room(s, cap) for s, cap in zip(mine, caps, strict=True)]
+        active = [i for i, k in enumerate(room) if k > 0]
+        drafts = TorchDrafts([None] * len(mine))
+        if active and self.proposer is not None:
+            u = [self._uniforms(mine[i], room[i]) for i in active]
+            made = self.proposer.propose([mine[i] for i in active], [room[i] for i in active], u)
+            for i, slot_drafts in zip(active, made, strict=True):
+                drafts.slots[i] = slot_drafts
+        watch.stop()
+        drafts.watch = watch
+        return drafts
+
+    def _room(self, slot: TorchSlot, cap: int) -> int:
+        """Drafts this slot can take now, at most `cap`."""
+        if cap <= 0:
+            return 0
+        if not slot.head:
+            raise BackendError(
+                "this request decodes plain: it was opened without the head"
+                if self.proposer is not None
+                else f"{self._info.pack} has no head, so nothing can be drafted"
+            )
+        limit = min(self._info.head_depth_limit, self._info.context_limit - len(slot.tokens))
+        return min(cap, limit) if slot.pairs > 0 else 0
+
+    @torch.inference_mode()
+    def verify(self, slots: Sequence[Slot], drafts: Drafts, depths: Sequence[int]) -> list[Outcome]:
+        return self._round(self._mine(slots), cast(TorchDrafts, drafts), depths)
+
+    @torch.inference_mode()
+    def plain(self, slots: Sequence[Slot]) -> list[Outcome]:
+        mine = self._mine(slots)
+        if self.pipeline and all(s.pipelines for s in mine):
+            return self._pipelined(mine)
+        return self._round(mine, TorchDrafts([None] * len(mine)), [0] * len(mine))
+
+    def drain(self, slots: Sequence[Slot]) -> None:
+        # The step in flight has written a row past `filled` and nothing else: forgetting it is all.
+        for slot in self._mine(slots):
+            slot.flight = None
+
+    def _round(
+        self, slots: list[TorchSlot], drafts: TorchDrafts, depths: Sequence[int]
+    ) -> list[Outcome]:
+        self.drain(slots)
+        watch = Stopwatch(self.device)
+        pieces, work = [], []
+        none = torch.zeros(0, dtype=torch.long, device=self.device)
+        for slot, made, depth in zip(slots, drafts.slots, depths, strict=True):
+            self._check_ready(slot)
+            tokens = none if made is None else made.tokens[:depth]
+            work.append((slot, made, tokens))
+            pieces.append((slot, tokens, slot.filled))
+        residual = self._trunk_rows(
+            [(slot, [slot.tokens[-1], tokens], start) for slot, tokens, start in pieces]
+        )
+        normed = self.trunk.norm(residual)
+        self._keep_hidden([(s, start, t.shape[0] + 1) for s, t, start in pieces], residual, normed)
+        logits = self.trunk.output(normed)
+        parts, at = [], 0
+        for slot, made, tokens in work:
+            rows = logits[at : at + tokens.shape[0] + 1]
+            at += rows.shape[0]
+            q, u = (None, self._uniforms(slot, 0)) if made is None else (made.q, made.u)
+            part = judge(rows, slot, tokens, q, u)
+            if made is not None:
+                part["confidence"] = made.confidence
+            parts.append(part)
+        found = read(parts)
+        watch.stop()
+        forward = Forward(
+            route=self.route([t.shape[0] + 1 for _, _, t in work]),
+            draft_ms=None if drafts.watch is None else drafts.watch.ms(),
+            verify_ms=watch.ms(),
+        )
+        outcomes = [outcome(slot, f, forward) for slot, f in zip(slots, found, strict=True)]
+        for slot, result in zip(slots, outcomes, strict=True):
+            self._commit(slot, result)
+        return outcomes
+
+    def _commit(self, slot: TorchSlot, result: Outcome) -> None:
+        slot.tokens += result.committed
+        slot.filled += len(result.committed)
+        slot.round += 1
+        if slot.counts is not None:
+            slot.counts.add(torch.tensor(result.committed, device=self.device))
+        if slot.head and self.proposer is not None and slot.queued >= PAIR_QUEUE_LIMIT:
+            self.proposer.flush(slot, slot.pairs)
+
+    # The pipelined plain path
+
+    def _pipelined(self, slots: list[TorchSlot]) -> list[Outcome]:
+        """Launch the next step from this step's token, still on the device, then read this one."""
+        for slot in slots:
+            self._check_ready(slot)
+        if any(s.flight is None for s in slots):
+            self.drain(slots)
+            last = [torch.tensor(s.tokens[-1:], device=self.device) for s in slots]
+            self._launch(slots, last, ahead=0)
+        flights = [s.flight for s in slots]
+        assert all(f is not None for f in flights)
+        current = cast("list[Flight]", flights)
+        can = all(s.filled + 1 < self._info.context_limit for s in slots)
+        for slot in slots:
+            slot.flight = None
+        if can:
+            self._launch(slots, [f.token for f in current], ahead=1)
+        empty = torch.zeros(0, dtype=torch.long, device=self.device)
+        found = read([{"peak": f.peak, "best": f.token, "drafts": empty} for f in current])
+        forward = Forward(route=self.route([1] * len(slots)))
+        outcomes = [outcome(slot, f, forward) for slot, f in zip(slots, found, strict=True)]
+        for slot, result in zip(slots, outcomes, strict=True):
+            self._commit(slot, result)
+            if result.ended:
+                slot.flight = None
+        return outcomes
+
+    def _launch(self, slots: list[TorchSlot], tokens: list[torch.Tensor], *, ahead: int) -> None:
+        """Start a plain step of every slot, `ahead` positions past what the host has committed."""
+        starts = [s.filled + ahead for s in slots]
+        residual = self._trunk_rows(
+            [(s, [t], start) for s, t, start in zip(slots, tokens, starts, strict=True)]
+        )
+        normed = self.trunk.norm(residual)
+        self._keep_hidden(
+            [(s, at, 1) for s, at in zip(slots, starts, strict=True)], residual, normed
+        )
+        logits = self.trunk.output(normed)
+        for i, slot in enumerate(slots):
+            row = logits[i : i + 1]
+            peak, token = row.max(dim=-1)
+            if not slot.sampling.greedy:
+                u = self._uniforms(slot, 0, ahead)
+                assert u is not None
+                token = draw(distribution(row, slot.sampling), u[:, USE_COMMIT])
+            slot.flight = Flight(token, peak)
+
+    # Pieces
+
+    def _trunk_rows(
+        self, pieces: Sequence[tuple[TorchSlot, Sequence[int | torch.Tensor], int]]
+    ) -> torch.Tensor:
+        """Run rows (slot, token ids or tensors of them, first position) through the trunk.
+
+        → residual (rows + padding, H); the keys and values are in the cache.
+        """
+        ids: list[torch.Tensor] = []
+        spans: list[tuple[int, int, int]] = []
+        positions: list[int] = []
+        for slot, tokens, start in pieces:
+            host = [t for t in tokens if not isinstance(t, torch.Tensor)]
+            device = [t for t in tokens if isinstance(t, torch.Tensor)]
+            mine = [torch.tensor(host, device=self.device)] if host else []
+            count = len(host) + sum(t.shape[0] for t in device)
+            ids += [*mine, *device]
+            spans.append((slot.index, start, count))
+            positions += range(start, start + count)
+        return self.trunk.forward(
+            torch.cat(ids),
+            torch.tensor(positions, device=self.device),
+            make_spans(spans, self._group, self.device),
+            self.cache,
+        )
+
+    def _keep_hidden(
+        self,
+        pieces: Sequence[tuple[TorchSlot, int, int]],
+        residual: torch.Tensor,
+        normed: torch.Tensor | None = None,
+    ) -> None:
+        """Store the hidden states the head is fed, of the flat batch's (slot, position, count)."""
+        if self.proposer is None or self.head is None or not any(s.head for s, _, _ in pieces):
+            return
+        fed = residual
+        if self.head.contract.hidden == "after":
+            fed = self.trunk.norm(residual) if normed is None else normed
+        at = 0
+        for slot, start, count in pieces:
+            if slot.head:
+                self.proposer.hidden[slot.index, start : start + count] = fed[at : at + count]
+            at += count
+
+    def _uniforms(self, slot: TorchSlot, depth: int, ahead: int = 0) -> torch.Tensor | None:
+        """(depth + 1, 3) float64 on the device; `None` at temperature 0, which draws nothing."""
+        if slot.sampling.greedy:
+            return None
+        u = uniforms(slot.seed, slot.request, slot.round + ahead, depth)
+        return torch.from_numpy(u).to(self.device)
+
+    def _mine(self, slots: Sequence[Slot]) -> list[TorchSlot]:
+        mine = [s for s in slots if isinstance(s, TorchSlot) and s in self._open]
+        if len(mine) != len(slots):
+            raise BackendError("a slot is closed, or belongs to another engine")
+        return mine
+
+    def _check_ready(self, slot: TorchSlot) -> None:
+        if slot.filled != len(slot.tokens) - 1:
+            raise BackendError(
+                f"the slot is not prefilled: {slot.filled} of {len(slot.tokens) - 1} tokens are in"
+            )
+        if len(slot.tokens) > self._info.context_limit:
+            raise PromptError(
+                f"the context of {self._info.context_limit} tokens is full; nothing more fits"
+            )
+
+    def route(self, rows: Sequence[int]) -> Route:
+        return Route("eager")
+
+    def warm(self, shapes: Sequence[Sequence[int]]) -> None:
+        """Nothing is compiled or captured on the eager route."""

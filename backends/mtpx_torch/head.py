@@ -1,0 +1,140 @@
+"""The MTP head: norms, fc, one block with its own KV, output product over its vocabulary.
+
+The wiring is the contract's (`mtpx.heads.HeadContract`); this file has the mathematics only. Pair
+key k joins the embedding of token k + 1 with the target's hidden state at k, sits at RoPE k + 1 and
+predicts token k + 2. A deeper step takes the head's own output in place of a hidden state.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from mtpx.checkpoint import integers
+from mtpx.heads import check_draft_vocab, check_tensors, expected_tensors
+from mtpx_torch.block import Block, Norm
+from mtpx_torch.cache import KVCache, Span
+from mtpx_torch.product import Product, make_product
+from mtpx_torch.trunk import Trunk, WeightReader, load_block
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mtpx.checkpoint import Checkpoint, Tensor
+    from mtpx.heads import HeadContract, Role
+
+
+class Head:
+    """A head on its device. `draft_vocab` (entries,) maps output rows to token ids, or is `None`."""
+
+    def __init__(
+        self,
+        contract: HeadContract,
+        trunk: Trunk,
+        embedding: torch.Tensor,
+        norm_embedding: Norm,
+        norm_hidden: Norm,
+        fc: Product,
+        block: Block,
+        norm: Norm,
+        output: Product,
+        draft_vocab: torch.Tensor | None,
+    ) -> None:
+        self.contract = contract
+        self.trunk = trunk
+        self.embedding = embedding
+        self.norm_embedding, self.norm_hidden = norm_embedding, norm_hidden
+        self.fc, self.block, self.norm, self.output = fc, block, norm, output
+        self.draft_vocab = draft_vocab
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        spans: list[Span],
+        cache: KVCache,
+    ) -> torch.Tensor:
+        """tokens, positions (rows,), hidden (rows, H) → the block's residual (rows, H)."""
+        embedded = self.embedding[tokens]
+        if self.contract.zero_first_embedding:
+            embedded = embedded * (positions > 1).unsqueeze(-1)
+        e, h = self.norm_embedding(embedded), self.norm_hidden(hidden)
+        pair = [e, h] if self.contract.order == "embedding-hidden" else [h, e]
+        x = self.fc(torch.cat(pair, dim=-1))
+        return self.block(x, self.trunk.rotary.at(positions), cache.keys[0], cache.values[0], spans)
+
+    def outputs(self, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """residual (rows, H) → (logits over the head's vocabulary, what the next step is fed)."""
+        normed = self.norm(residual)
+        recycled = normed if self.contract.recycled == "after" else residual
+        return self.output(normed), recycled
+
+    def token_ids(self, rows: torch.Tensor) -> torch.Tensor:
+        """Output rows → token ids."""
+        return rows if self.draft_vocab is None else self.draft_vocab[rows]
+
+
+def load_head(
+    contract: HeadContract,
+    tensors: Mapping[str, Tensor],
+    checkpoint: Checkpoint,
+    trunk: Trunk,
+    *,
+    product: str,
+    dtype: torch.dtype,
+) -> Head:
+    """A head from its own tensors. Raises `PackError` listing what does not fit the trunk."""
+    config = trunk.config
+    check_tensors(
+        {name: tensor.shape for name, tensor in tensors.items()},
+        expected_tensors(
+            contract,
+            hidden=config.hidden,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            ffn=config.ffn,
+            vocab=config.vocab,
+            trunk_layers=config.layers,
+        ),
+    )
+    reader = WeightReader(tensors, config, dtype, trunk.device, contract.norm_offset)
+
+    def take(role: Role) -> torch.Tensor:
+        return reader.take(contract.name(role, 0, config.layers))
+
+    def norm(role: Role) -> Norm:
+        return reader.norm(contract.name(role, 0, config.layers))
+
+    draft_vocab = None
+    if contract.has("draft_vocab"):
+        stored = tensors[contract.name("draft_vocab", 0, config.layers)]
+        check_draft_vocab(integers(stored), config.vocab)
+        draft_vocab = take("draft_vocab").long()
+    if contract.shared_output and draft_vocab is None:
+        output: Product = trunk.output
+    else:
+        rows = take("output") if not contract.shared_output else output_rows(checkpoint, trunk)
+        output = make_product(product, rows if draft_vocab is None else rows[draft_vocab])
+    return Head(
+        contract,
+        trunk,
+        trunk.embedding if contract.shared_embedding else take("embedding"),
+        norm("norm_embedding"),
+        norm("norm_hidden"),
+        make_product(product, take("fc")),
+        load_block(reader, contract.name("layer", 0, config.layers), product),
+        norm("norm"),
+        output,
+        draft_vocab,
+    )
+
+
+def output_rows(checkpoint: Checkpoint, trunk: Trunk) -> torch.Tensor:
+    """(vocab, hidden) the trunk's output matrix, unpacked."""
+    if trunk.config.tied:
+        return trunk.embedding
+    dtype, device = trunk.embedding.dtype, trunk.device
+    return WeightReader(checkpoint.tensors, trunk.config, dtype, device).take("lm_head.weight")

@@ -1,0 +1,199 @@
+"""Drafting: the head's multi-row first step, then one row a slot for every further draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from mtpx.backend import FloatArray
+from mtpx.sampling import USE_DRAFT
+from mtpx_torch.cache import KVCache, make_spans
+from mtpx_torch.sample import distribution, draw, penalise
+from mtpx_torch.timer import Stopwatch
+
+if TYPE_CHECKING:
+    from mtpx_torch.head import Head
+    from mtpx_torch.slot import TorchSlot
+
+
+@dataclass(slots=True)
+class SlotDrafts:
+    """One slot's drafts on the device: `tokens` and `confidence` (k,); at temperature > 0 also the
+    distributions they were drawn from, `q` (k, V), and the round's uniforms `u` (k + 1, 3)."""
+
+    tokens: torch.Tensor
+    confidence: torch.Tensor
+    q: torch.Tensor | None = None
+    u: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class TorchDrafts:
+    """`slots[i]` is `None` where slot i has no draft."""
+
+    slots: list[SlotDrafts | None]
+    watch: Stopwatch | None = None
+    _read: FloatArray | None = field(default=None, repr=False)
+
+    @property
+    def counts(self) -> list[int]:
+        return [0 if s is None else s.tokens.shape[0] for s in self.slots]
+
+    @property
+    def confidence(self) -> FloatArray:
+        if self._read is None:
+            out = np.full((len(self.slots), max(self.counts, default=0)), np.nan)
+            made = [s.confidence for s in self.slots if s is not None]
+            host = torch.cat(made).double().cpu().numpy() if made else np.zeros(0)
+            at = 0
+            for i, n in enumerate(self.counts):
+                out[i, :n] = host[at : at + n]
+                at += n
+            self._read = out
+        return self._read
+
+
+class Proposer:
+    """Runs the head over slots. `hidden` (width, context, H) is the engine's store of target hidden
+    states by absolute position; `cache` the head's KV, whose row k is pair k."""
+
+    def __init__(self, head: Head, cache: KVCache, hidden: torch.Tensor, group: int) -> None:
+        self.head, self.cache, self.hidden, self.group = head, cache, hidden, group
+
+    @property
+    def device(self) -> torch.device:
+        return self.hidden.device
+
+    def flush(self, slot: TorchSlot, upto: int) -> None:
+        """Write the pairs head_rows..upto-1 into the head's KV; no output product."""
+        if upto > slot.head_rows:
+            self._pairs([(slot, slot.head_rows, upto)])
+
+    def propose(
+        self,
+        slots: Sequence[TorchSlot],
+        caps: Sequence[int],
+        uniforms: Sequence[torch.Tensor | None],
+    ) -> list[SlotDrafts]:
+        """caps[i] ≥ 1 drafts for each slot, from its queued pairs (the last one again if none is)."""
+        pieces = [(s, min(s.head_rows, s.pairs - 1), s.pairs) for s in slots]
+        residual = self._pairs(pieces)
+        ends = np.cumsum([hi - lo for _, lo, hi in pieces]) - 1
+        rows = residual[torch.from_numpy(ends).to(self.device)]
+        made = [_Growing() for _ in slots]
+        live = list(range(len(slots)))
+        step = 0
+        while True:
+            logits, recycled = self.head.outputs(rows)
+            tokens = self._choose(logits, slots, live, made, uniforms)
+            step += 1
+            going = [at for at, i in enumerate(live) if caps[i] > step]
+            if not going:
+                break
+            if len(going) < len(live):
+                keep = torch.tensor(going, device=self.device)
+                tokens, recycled = tokens[keep], recycled[keep]
+                live = [live[at] for at in going]
+            # A provisional row: made from the head's own output, rewritten by the next propose.
+            spots = [(slots[i].index, slots[i].pairs - 1 + step, 1) for i in live]
+            positions = torch.tensor([p + 1 for _, p, _ in spots], device=self.device)
+            rows = self.head.forward(
+                tokens, recycled, positions, make_spans(spots, self.group, self.device), self.cache
+            )
+        return [m.finish(u) for m, u in zip(made, uniforms, strict=True)]
+
+    def _pairs(self, pieces: list[tuple[TorchSlot, int, int]]) -> torch.Tensor:
+        """Run pairs lo..hi-1 of each slot, made of target hidden states. → residual (rows, H)."""
+        ids: list[int] = []
+        positions: list[int] = []
+        for slot, lo, hi in pieces:
+            ids += slot.tokens[lo + 1 : hi + 1]
+            positions += range(lo + 1, hi + 1)
+            slot.head_rows = hi
+        hidden = [self.hidden[slot.index, lo:hi] for slot, lo, hi in pieces]
+        spans = make_spans(
+            [(slot.index, lo, hi - lo) for slot, lo, hi in pieces], self.group, self.device
+        )
+        return self.head.forward(
+            torch.tensor(ids, device=self.device),
+            hidden[0] if len(hidden) == 1 else torch.cat(hidden),
+            torch.tensor(positions, device=self.device),
+            spans,
+            self.cache,
+        )
+
+    def _choose(
+        self,
+        logits: torch.Tensor,
+        slots: Sequence[TorchSlot],
+        live: list[int],
+        made: list[_Growing],
+        uniforms: Sequence[torch.Tensor | None],
+    ) -> torch.Tensor:
+        """One draft for each live slot: argmax at temperature 0, else drawn. → tokens (live,)."""
+        peak, best = logits.max(dim=-1)
+        confidence = peak - logits.logsumexp(dim=-1)
+        greedy = self.head.token_ids(best)
+        tokens = []
+        for at, i in enumerate(live):
+            slot, u = slots[i], uniforms[i]
+            token, q = greedy[at : at + 1], None
+            if slot.sampling.penalised or not slot.sampling.greedy:
+                token, q = self._draw(logits[at : at + 1], slot, made[i], u)
+            tokens.append(token)
+            made[i].add(token, confidence[at : at + 1], q)
+        return tokens[0] if len(tokens) == 1 else torch.cat(tokens)
+
+    def _draw(
+        self, logits: torch.Tensor, slot: TorchSlot, made: _Growing, u: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """logits (1, V') → a token (1,) and, at temperature > 0, its distribution q (1, V).
+
+        The head is penalised and filtered as the target is: not needed for exactness, but a draft
+        the target's filters would never pass is a draft wasted.
+        """
+        vocab = self.head.draft_vocab
+        if slot.sampling.penalised and slot.counts is not None:
+            prompt, counts = slot.counts.prompt, slot.counts.rows(made.drafted(logits.device))[-1:]
+            if vocab is not None:
+                prompt, counts = prompt[vocab], counts[:, vocab]
+            logits = penalise(logits, slot.sampling, prompt, counts)
+        if slot.sampling.greedy:
+            return self.head.token_ids(logits.argmax(dim=-1)), None
+        assert u is not None
+        q = distribution(logits, slot.sampling)
+        row = draw(q, u[len(made.tokens), USE_DRAFT].unsqueeze(0))
+        token = self.head.token_ids(row)
+        if vocab is not None:
+            whole = q.new_zeros(1, self.head.trunk.config.vocab)
+            whole[:, vocab] = q
+            q = whole
+        return token, q
+
+
+class _Growing:
+    """A slot's drafts while they are made."""
+
+    def __init__(self) -> None:
+        self.tokens: list[torch.Tensor] = []
+        self.confidence: list[torch.Tensor] = []
+        self.q: list[torch.Tensor] = []
+
+    def add(self, token: torch.Tensor, confidence: torch.Tensor, q: torch.Tensor | None) -> None:
+        self.tokens.append(token)
+        self.confidence.append(confidence)
+        if q is not None:
+            self.q.append(q)
+
+    def drafted(self, device: torch.device) -> torch.Tensor:
+        if not self.tokens:
+            return torch.zeros(0, dtype=torch.long, device=device)
+        return torch.cat(self.tokens)
+
+    def finish(self, u: torch.Tensor | None) -> SlotDrafts:
+        q = torch.cat(self.q) if self.q else None
+        return SlotDrafts(torch.cat(self.tokens), torch.cat(self.confidence), q, u)
