@@ -28,8 +28,8 @@ NOT_RUN = "the bench ended before all its runs were made"
 
 class BlockRun(msgspec.Struct, frozen=True):
     """One timed run. `rate` in tokens/s (absent where the run was too short for one), `rated_tokens`
-    over `seconds` it is; `order` counts runs as they were made; `differs_at` is the first token that
-    is not the plain text's, `differs_gap` how far apart the two candidates' logits are there."""
+    over `seconds` it is; `order` counts runs as they were made; `differs_at` is the first token in
+    which it is not the block's first text, `differs_gap` how far apart the two candidates' logits are."""
 
     place: int
     order: int

@@ -70,8 +70,8 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where an arm's text first leaves the plain text at temperature 0. `gap` is how far the plain
-    token's logit lies above the other's: near 0 it is a numerical tie."""
+    """Where a prompt's texts first part at temperature 0. `gap` is how far apart the target's logits
+    of the two tokens are: near 0 it is a numerical tie."""
 
     suite: str
     prompt: str

@@ -1,0 +1,317 @@
+"""Running a design on a loaded model: warm up, time every run, write the trace, judge.
+
+The verdict is taken from the very records the trace holds, by the code that reads a trace, so that a
+report of the trace says the same. A run's records are written when the run is over: that is the
+trace's loss window here, since a file written while the clock runs would be part of the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, Protocol
+
+import msgspec
+
+from mtpx.backend import Clock, Engine
+from mtpx.bench.blocks import CUT, blocks
+from mtpx.bench.design import PLAIN_ARM, Arm, Design, PlannedBlock
+from mtpx.bench.records import ArmRate, BenchOptions, arm_rates, request_record, run_record
+from mtpx.bench.suites import BenchPrompt, Message
+from mtpx.bench.timed import Task, TimedRun, first_difference, logit_gap, timed_run
+from mtpx.bench.verdict import Verdict, verdicts
+from mtpx.errors import BenchError, MtpxError
+from mtpx.trace.schema import Record
+
+FEWEST_TOKENS = 16
+"""A smaller budget is mostly first round, the end of prefill and the clock's own grain."""
+
+WARMUPS = 2
+"""Runs of every arm before the first timed one: one wakes the machine, one tells its speed."""
+
+MOST_RETRIES = 5
+"""A run in which something was compiled is made again, at most this often: an engine that compiles
+every time has no steady state to measure."""
+
+GUARD_FLOOR_S = 1.0
+"""No run is cut under this, whatever the warm-up predicts: hiccups of a scheduler last that long."""
+
+WARMUP_PROMPT = "Describe in a few plain sentences what a gardener does in each month of the year."
+
+
+class PackName(Protocol):
+    """The part of a pack that a trace names."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class BenchModel(Protocol):
+    """What a bench needs of a loaded model. `encode` applies the chat template to messages and takes
+    text as it is."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def end_ids(self) -> frozenset[int]: ...
+
+    @property
+    def pack(self) -> PackName: ...
+
+    # Any: a model may accept more than messages or text.
+    def encode(self, content: Any, /) -> list[int]: ...
+
+
+class BenchResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a bench found: a verdict for every arm, every arm's speed, and why it stopped early."""
+
+    design: Design
+    verdicts: list[Verdict]
+    rates: list[ArmRate]
+    stopped: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a bench stands: `done` of `total` runs, about `left_s` seconds to go (`None` until the
+    warm-up has told), `now` what is running."""
+
+    done: int
+    total: int
+    left_s: float | None
+    now: str
+
+
+class _Stopped(Exception):
+    """The bench cannot go on; carries the sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """What an arm's warm-up tells of its speed."""
+
+    prefill_s: float
+    """Seconds a prompt token."""
+    round_s: float
+    """Seconds a round."""
+
+
+def run_bench(
+    model: BenchModel,
+    design: Design,
+    prompts: Sequence[BenchPrompt],
+    options: BenchOptions | None = None,
+    *,
+    write: Callable[[Record], None] = lambda record: None,
+    progress: Callable[[Progress], None] = lambda progress: None,
+    clock: Clock | None = None,
+) -> BenchResult:
+    """Run `design` and judge it.
+
+    `write` gets every record of the trace; `progress` is called between runs. Ctrl-C ends the bench, and
+    so does an error of the engine: what was measured until then is reported, without a verdict.
+
+    Raises `BenchError` before anything is timed: a depth the head does not have, a prompt that does
+    not fit, a budget too small, an arm whose warm-up fails or never stops compiling.
+    """
+    bench = _Bench(model, design, options or BenchOptions(), write, progress, clock)
+    return bench.run(prompts)
+
+
+class _Bench:
+    def __init__(
+        self,
+        model: BenchModel,
+        design: Design,
+        options: BenchOptions,
+        write: Callable[[Record], None],
+        report: Callable[[Progress], None],
+        clock: Clock | None,
+    ) -> None:
+        self.model, self.engine = model, model.engine
+        self.design, self.options = design, options
+        self.write, self.report = write, report
+        self.clock = clock or time.perf_counter_ns
+        self.kept: list[Record] = []
+        self.requests = 0
+        self.left = Counter(design.work())
+        self.total = self.left.total()
+        self.spent: dict[str, list[float]] = {}
+        self.pace: dict[str, _Pace] = {}
+
+    def run(self, prompts: Sequence[BenchPrompt]) -> BenchResult:
+        tasks = self._tasks(prompts)
+        stopped = ""
+        self._keep(run_record(self.model.pack.name, self.engine.info, self.design, self.options))
+        try:
+            self._warm_up()
+            for block in self.design.blocks:
+                self._block(block, tasks[block.suite, block.prompt])
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+        except _Stopped as reason:
+            stopped = str(reason)
+        judged = verdicts(blocks(self.kept), self.options.margin)
+        return BenchResult(self.design, judged, arm_rates(self.kept), stopped)
+
+    # -- before anything is timed ------------------------------------------------------------------
+
+    def _tasks(self, prompts: Sequence[BenchPrompt]) -> dict[tuple[str, str], Task]:
+        if self.options.max_tokens < FEWEST_TOKENS:
+            raise BenchError(
+                f"--max-tokens must be {FEWEST_TOKENS} or more for a rate worth the name, "
+                f"got {self.options.max_tokens}"
+            )
+        if self.options.sampling.logprobs is not None:
+            raise BenchError(
+                "a bench cannot ask for log-probabilities: such a request never drafts"
+            )
+        for arm in self.design.arms:
+            self._check_depth(arm)
+        tasks = {(prompt.suite, prompt.id): self._task(prompt) for prompt in prompts}
+        for block in self.design.blocks:
+            if (block.suite, block.prompt) not in tasks:
+                raise BenchError(
+                    f"the design uses the prompt {block.suite}/{block.prompt}; give it"
+                )
+        return tasks
+
+    def _check_depth(self, arm: Arm) -> None:
+        name, limit = self.model.pack.name, self.engine.info.head_depth_limit
+        if arm.depth and not limit:
+            raise BenchError(
+                f"{name} has no MTP head, so there is nothing to compare with plain decode"
+            )
+        if arm.depth > limit:
+            raise BenchError(
+                f"the head of {name} drafts up to {limit} tokens a round, asked for depth {arm.depth}"
+            )
+
+    def _task(self, prompt: BenchPrompt) -> Task:
+        tokens = list(self.model.encode(prompt.content))
+        limit = self.engine.info.context_limit
+        if len(tokens) + self.options.max_tokens > limit:
+            raise BenchError(
+                f"the prompt {prompt.suite}/{prompt.id} has {len(tokens)} tokens; with "
+                f"{self.options.max_tokens} more it does not fit into the context of {limit}"
+            )
+        return Task(
+            tokens,
+            self.options.sampling,
+            self.design.seed,
+            self.options.max_tokens,
+            self.model.end_ids,
+            self.options.ignore_eos,
+        )
+
+    def _warm_up(self) -> None:
+        """Compile every shape a run can take, then run every arm until nothing compiles any more."""
+        arms = [PLAIN_ARM] if self.design.baseline else []
+        arms += self.design.arms
+        self._tell("compiling")
+        # Near the end of its budget a run verifies fewer drafts than its depth.
+        self.engine.warm([[rows] for rows in range(1, max(arm.depth for arm in arms) + 2)])
+        prompt = BenchPrompt("warm-up", "", messages=[Message("user", WARMUP_PROMPT)])
+        task = replace(self._task(prompt), ignore_eos=True)
+        for arm in arms:
+            for _ in range(WARMUPS):
+                self._tell(f"warming up {arm.name}")
+                run = self._settled(task, arm, None)
+                self._keep_run(task, arm, run, warmup=True)
+            if run.end.stop == "error":
+                raise BenchError(f"the warm-up of {arm.name} failed: {run.end.error}")
+            if run.end.stop == "interrupt":
+                raise KeyboardInterrupt
+            prefill_s = (run.prefill_ms or 0.0) / 1e3
+            self.pace[arm.name] = _Pace(
+                prefill_s=prefill_s / len(task.tokens),
+                round_s=(run.seconds - prefill_s) / max(1, len(run.rounds)),
+            )
+            self.spent[arm.name] = [run.seconds]
+
+    # -- the timed runs ----------------------------------------------------------------------------
+
+    def _block(self, block: PlannedBlock, task: Task) -> None:
+        # A block's four runs share their seed; blocks do not, so that repeats at a temperature above
+        # 0 are not one text measured again.
+        task = replace(task, seed=self.design.seed + block.pair)
+        first: list[int] | None = None
+        for place, arm in enumerate(self.design.runs(block)):
+            self._tell(f"{block.suite}/{block.prompt}, {arm.name}")
+            run = self._settled(task, arm, self._limit_s(task, arm))
+            if first is None:
+                first = run.tokens
+            elif task.sampling.greedy and run.end.stop not in CUT:
+                self._compare(task, first, run)
+            self._keep_run(task, arm, run, block=block, place=place)
+            self.left[arm.name] -= 1
+            self.spent[arm.name].append(run.seconds)
+            if run.end.stop == "interrupt":
+                raise KeyboardInterrupt
+            if run.end.stop == "error":
+                raise _Stopped(run.end.error)
+
+    def _settled(self, task: Task, arm: Arm, limit_s: float | None) -> TimedRun:
+        """A run in which nothing was compiled; those in which something was are kept as warm-ups."""
+        for attempt in range(1 + MOST_RETRIES):
+            run = timed_run(
+                self.engine, task, arm, request=self.requests, limit_s=limit_s, clock=self.clock
+            )
+            if not run.compiled or run.end.stop in CUT:
+                return run
+            if attempt < MOST_RETRIES:
+                self._keep_run(task, arm, run, warmup=True)
+        run.end.stop = "error"
+        run.end.error = (
+            f"{arm.name} compiled something in each of {1 + MOST_RETRIES} runs on the same prompt, so "
+            "there is no steady state to measure"
+        )
+        return run
+
+    def _limit_s(self, task: Task, arm: Arm) -> float:
+        """The longest a run may take. The worst case is one token a round."""
+        pace = self.pace[arm.name]
+        expected = pace.prefill_s * len(task.tokens) + pace.round_s * task.budget
+        return max(GUARD_FLOOR_S, self.options.guard * expected)
+
+    def _compare(self, task: Task, first: Sequence[int], run: TimedRun) -> None:
+        run.end.differs_at = first_difference(first, run.tokens)
+        if run.end.differs_at is not None:
+            # The gap explains a difference; failing to explain must not cost the measurement.
+            with suppress(MtpxError):
+                run.end.differs_gap = logit_gap(self.engine, task, first, run.tokens)
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def _keep_run(
+        self,
+        task: Task,
+        arm: Arm,
+        run: TimedRun,
+        *,
+        block: PlannedBlock | None = None,
+        place: int | None = None,
+        warmup: bool = False,
+    ) -> None:
+        self._keep(
+            request_record(self.requests, task, arm, run, block=block, place=place, warmup=warmup)
+        )
+        for round in run.rounds:
+            self.write(round)
+        self._keep(run.end)
+        self.requests += 1
+
+    def _keep(self, record: Record) -> None:
+        self.kept.append(record)
+        self.write(record)
+
+    def _tell(self, now: str) -> None:
+        left = None
+        if all(name in self.spent for name in self.left):
+            left = sum(n * fmean(self.spent[name]) for name, n in self.left.items())
+        self.report(Progress(self.total - self.left.total(), self.total, left, now))
