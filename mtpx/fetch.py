@@ -72,7 +72,7 @@ def wheel_members(
 
 
 def _fetch(source: PyPISource, index: str, wheel: Path, progress: Progress | None) -> None:
-    url = _locate(source, index)
+    url = _locate(source, index, wheel.parent)
     part = _part(wheel)
     resumed = part.exists()
     while True:
@@ -116,8 +116,12 @@ class _Anchors(HTMLParser):
             self.hrefs += [value for name, value in attrs if name == "href" and value]
 
 
-def _locate(source: PyPISource, index: str) -> str:
+def _locate(source: PyPISource, index: str, folder: Path) -> str:
     """The wheel's URL, from the index, else from the manifest."""
+    by_hand = (
+        f"or fetch it elsewhere (pip download --no-deps {source.project}=={source.version}) and put "
+        f"{source.wheel} into {folder}"
+    )
     project = re.sub(r"[-_.]+", "-", source.project).lower()
     page = f"{index.rstrip('/')}/{project}/"
     try:
@@ -132,14 +136,13 @@ def _locate(source: PyPISource, index: str) -> str:
                 return _with_credentials(listed.url, page)
     except download.NotThere:
         pass
-    except PackError:
+    except PackError as error:
         if source.url is None:
-            raise
+            raise PackError(f"{error}, {by_hand}") from None
     if source.url is not None:
         return source.url
     raise PackError(
-        f"{download.shown(page)} has no {source.wheel}; use another index (MTPX_INDEX_URL), or put "
-        "the wheel into the pack's weights folder"
+        f"{download.shown(page)} has no {source.wheel}; use another index (MTPX_INDEX_URL), {by_hand}"
     )
 
 
@@ -265,6 +268,10 @@ def _locked(folder: Path, wheel: Path, size: int, progress: Progress | None) -> 
         except filelock.Timeout:
             if progress:
                 progress(min(download.length(_part(wheel)), size), size)
+        except NotImplementedError:
+            raise PackError(
+                f"{folder} is on a file system without locks; set MTPX_CACHE_DIR to another one"
+            ) from None
     try:
         yield
     finally:

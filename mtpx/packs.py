@@ -38,6 +38,7 @@ __all__ = [
     "Manifest",
     "Pack",
     "builtin",
+    "cache_folder",
     "default_name",
     "find",
     "last_used",
@@ -146,11 +147,20 @@ def resolve(
         weights=folder / weights_name([file.name for file in manifest.files]),
         head=head,
         contract=manifest.head.contract if manifest.head else None,
-        weights_digest=_joint_digest({file.name: file.sha256 for file in manifest.files}),
+        weights_digest=_promised(manifest),
         head_digest=manifest.head.sha256 if manifest.head else "",
         verified=True,
         context=manifest.context,
     )
+
+
+def cache_folder(manifest: Manifest) -> Path:
+    """Where a manifest's weights are fetched to; whether they are there is not looked at.
+
+    Named after the pack and its weights' digest, so that packs of one name never share files. A
+    wheel put there by hand is used instead of a fetched one.
+    """
+    return paths.weights_dir() / f"{manifest.name}-{_promised(manifest)[:12]}"
 
 
 def remember(name_or_dir: str | Path) -> None:
@@ -246,8 +256,7 @@ def _weights_folder(entry: Entry, progress: Progress | None, offline: bool) -> P
             folder = entry.folder / source.folder
             if all((folder / file.name).is_file() for file in manifest.files):
                 return _checked(folder, manifest.files, progress, ours=False)
-    digest = _joint_digest({file.name: file.sha256 for file in manifest.files})
-    cache = paths.weights_dir() / f"{manifest.name}-{digest[:12]}"
+    cache = cache_folder(manifest)
     missing = [file for file in manifest.files if not (cache / file.name).exists()]
     if missing:
         _fetch(manifest, missing, cache, progress, offline)
@@ -339,6 +348,10 @@ def _bare(path: Path, progress: Progress | None) -> Pack:
 
 def _stamp(path: Path) -> Path:
     return digests.elsewhere(path, paths.cache_dir() / "stamps")
+
+
+def _promised(manifest: Manifest) -> str:
+    return _joint_digest({file.name: file.sha256 for file in manifest.files})
 
 
 def _joint_digest(files: dict[str, str]) -> str:

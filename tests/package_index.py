@@ -8,12 +8,16 @@ import io
 import json
 import random
 import re
+import threading
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mtpx import fetch
+import pytest
+
+from mtpx import download, fetch
 from mtpx.config import Environment
 from mtpx.manifest import PackFile, PyPISource
 
@@ -119,3 +123,26 @@ def handler_for(index: Index) -> type[http.server.BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
     return Handler
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[tuple[Index, http.server.ThreadingHTTPServer]]:
+    index = Index()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler_for(index))
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield index, server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def index(
+    running: tuple[Index, http.server.ThreadingHTTPServer], monkeypatch: pytest.MonkeyPatch
+) -> Index:
+    """The running index without faults, and no pause between tries."""
+    index, server = running
+    index.__init__(url=f"http://127.0.0.1:{server.server_port}")  # type: ignore[misc]
+    monkeypatch.setattr(download, "PAUSE_S", 0.0)
+    return index

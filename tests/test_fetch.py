@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 import errno
-import http.server
 import json
 import multiprocessing
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from package_index import FILE, NAME, WEIGHTS, WHEEL, Index, handler_for, sha, wheel_of
+from package_index import FILE, NAME, WEIGHTS, WHEEL, Index, sha, wheel_of
 
-from mtpx import digests, download, fetch
+from mtpx import digests, fetch
 from mtpx.errors import PackError
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[tuple[Index, http.server.ThreadingHTTPServer]]:
-    index = Index()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler_for(index))
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield index, server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.fixture
-def index(
-    running: tuple[Index, http.server.ThreadingHTTPServer], monkeypatch: pytest.MonkeyPatch
-) -> Index:
-    """The running index without faults, and no pause between tries."""
-    index, server = running
-    index.__init__(url=f"http://127.0.0.1:{server.server_port}")  # type: ignore[misc]
-    monkeypatch.setattr(download, "PAUSE_S", 0.0)
-    return index
 
 
 def left_in(folder: Path) -> set[str]:
@@ -389,3 +364,12 @@ def test_who_waits_for_another_process_sees_how_far_it_got(
 
     fetch.wheel_members(index.source(), [FILE], tmp_path, watching, index.environment())
     assert seen[0] == (1000, len(WHEEL))
+
+
+def test_no_network_says_how_to_bring_the_wheel_by_hand(index: Index, tmp_path: Path) -> None:
+    index.url = "http://127.0.0.1:9"
+    with pytest.raises(PackError) as error:
+        index.fetch(tmp_path)
+    assert f"pip download --no-deps Some_Model==1.0) and put {NAME} into {tmp_path}" in str(
+        error.value
+    )
