@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
 from mtpx.backend import Clock, Drafts, Engine, Outcome, Slot, TokenLogprob
-from mtpx.errors import PolicyError
+from mtpx.errors import MtpxError, PolicyError
 from mtpx.policy import Batch, DepthPolicy
 from mtpx.round import Round, SlotRound
 from mtpx.sampling import Sampling
@@ -63,12 +64,15 @@ def decode(
 ) -> Iterator[Round]:
     """Decode prefilled requests together until every one of them has stopped, yielding each round.
 
-    Raises `PolicyError` when the policy answers with something that is not a depth, and whatever
-    the engine raises; the requests then hold everything delivered before.
+    Raises `PolicyError` when the policy raises or answers with something that is not a depth, and
+    whatever the engine raises; the requests then hold everything committed before.
     """
     index = first_index
     limit = engine.info.head_depth_limit
-    live = [r for r in requests if r.stop is None and r.remaining > 0]
+    for request in requests:
+        if request.stop is None and request.remaining <= 0:
+            request.stop = "length"
+    live = [r for r in requests if r.stop is None]
     while live:
         start = clock()
         slots = [r.slot for r in live]
@@ -78,7 +82,8 @@ def decode(
             greedy=[r.sampling.greedy for r in live],
             route=lambda k: engine.route([min(k, r.cap(limit)) + 1 for r in live]),  # noqa: B023
         )
-        depth = _checked(policy, policy.propose(batch))
+        with _answering(policy):
+            depth = _checked(policy, policy.propose(batch))
         caps = [min(depth, cap) for cap in batch.caps]
         asked = clock()
         drafts = engine.propose(slots, caps) if any(caps) else None
@@ -90,13 +95,27 @@ def decode(
         end = clock()
         drafted = drafts.counts if drafts is not None else [0] * len(live)
         round = _record(index, start, end, asked, live, drafted, depths, outcomes)
-        round.decision = policy.decision()
-        policy.observe(round)
         for request, outcome in zip(live, outcomes, strict=True):
             request.commit(outcome)
+        with _answering(policy):
+            round.decision = policy.decision()
+            policy.observe(round)
         yield round
         index += 1
         live = [r for r in live if r.stop is None]
+
+
+@contextmanager
+def _answering(policy: DepthPolicy) -> Iterator[None]:
+    """Whatever the policy raises becomes a `PolicyError` that names it."""
+    try:
+        yield
+    except MtpxError:
+        raise
+    except Exception as error:
+        raise PolicyError(
+            f"policy {policy.name!r} raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def _checked(policy: DepthPolicy, depth: object) -> int:
@@ -111,7 +130,9 @@ def _depths(policy: DepthPolicy, drafts: Drafts | None, width: int) -> list[int]
         return [0] * width
     if not policy.wants_confidence:
         return drafts.counts
-    depths = [_checked(policy, depth) for depth in policy.verify(drafts.confidence)]
+    confidence = drafts.confidence
+    with _answering(policy):
+        depths = [_checked(policy, depth) for depth in policy.verify(confidence)]
     if len(depths) != width or any(d > c for d, c in zip(depths, drafts.counts, strict=False)):
         raise PolicyError(
             f"policy {policy.name!r} asked to verify {depths} of {drafts.counts} drafts"

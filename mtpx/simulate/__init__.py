@@ -12,7 +12,8 @@
 """
 
 from mtpx.simulate.clock import VirtualClock
-from mtpx.simulate.engine import SimulatedDrafts, SimulatedEngine
+from mtpx.simulate.engine import SimulatedEngine
+from mtpx.simulate.head import SimulatedDrafts
 from mtpx.simulate.language import Language
 from mtpx.simulate.model import SimulatedModel, simulated_model
 from mtpx.simulate.regime import Change, Regime, load_regime

@@ -8,7 +8,6 @@ writes provisional head rows that must not outlive it. A wrong trim changes ever
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,65 +16,22 @@ from mtpx.backend import (
     Drafts,
     EngineInfo,
     EngineOptions,
-    FloatArray,
     Forward,
     Outcome,
     Slot,
-    TokenLogprob,
 )
 from mtpx.errors import BackendError, NonFiniteLogits, PromptError
 from mtpx.round import Route
-from mtpx.sampling import (
-    USE_COMMIT,
-    USE_DRAFT,
-    Array,
-    Sampling,
-    accept,
-    distribution,
-    draw,
-    uniforms,
-)
+from mtpx.sampling import USE_COMMIT, Array, Sampling, accept, distribution, draw, uniforms
 from mtpx.simulate.clock import VirtualClock
-from mtpx.simulate.language import (
-    Language,
-    certainty,
-    draft_distribution,
-    greedy_draft,
-    log_softmax,
-    mix,
-)
+from mtpx.simulate.head import SimulatedDrafts, draft
+from mtpx.simulate.language import Language, mix, token_logprob
 from mtpx.simulate.machine import Machine
 from mtpx.simulate.regime import Regime
 from mtpx.simulate.slot import SimulatedSlot, Snapshot, Step
 
 CONTEXT_LIMIT = 2**20
 """Tokens a slot may hold unless the options say less; a virtual machine has room."""
-
-_RECYCLED = 7
-"""Marks a head row made from the head's own hidden state."""
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedDrafts:
-    """The drafts of each slot, the distributions they were drawn from, their confidences, and each
-    slot's length when they were made."""
-
-    tokens: list[list[int]]
-    q: list[list[Array]]
-    log_confidence: list[list[float]]
-    lengths: list[int]
-    draft_ms: float
-
-    @property
-    def counts(self) -> list[int]:
-        return [len(row) for row in self.tokens]
-
-    @property
-    def confidence(self) -> FloatArray:
-        out = np.full((len(self.tokens), max(self.counts, default=0)), np.nan)
-        for row, values in zip(out, self.log_confidence, strict=True):
-            row[: len(values)] = values
-        return out
 
 
 class SimulatedEngine:
@@ -187,14 +143,17 @@ class SimulatedEngine:
         mine = self._ready(slots)
         if any(cap < 0 or cap > self.regime.depth_limit for cap in caps):
             raise BackendError(f"caps {list(caps)} leave 0..{self.regime.depth_limit}")
-        made = [self._draft(slot, cap) for slot, cap in zip(mine, caps, strict=True)]
-        ms = self.machine.draft(max((len(tokens) for tokens, _, _ in made), default=0))
+        rates = self.regime.rates(self.machine.rounds)
+        made = [
+            draft(slot, cap, self.language, rates, self.regime.spread)
+            for slot, cap in zip(mine, caps, strict=True)
+        ]
         return SimulatedDrafts(
-            tokens=[tokens for tokens, _, _ in made],
-            q=[q for _, q, _ in made],
-            log_confidence=[confidence for _, _, confidence in made],
+            tokens=[one.tokens for one in made],
+            q=[one.q for one in made],
+            log_confidence=[one.log_confidence for one in made],
             lengths=[len(slot.ids) for slot in mine],
-            draft_ms=ms,
+            draft_ms=self.machine.draft(max(caps, default=0)),
         )
 
     def verify(self, slots: Sequence[Slot], drafts: Drafts, depths: Sequence[int]) -> list[Outcome]:
@@ -329,40 +288,6 @@ class SimulatedEngine:
             logits[:] = np.nan
         return logits
 
-    def _draft(self, slot: SimulatedSlot, cap: int) -> tuple[list[int], list[Array], list[float]]:
-        if cap == 0:
-            return [], [], []
-        if not slot.head:
-            raise BackendError("this sequence is a plain run (head=False); it cannot propose")
-        slot.drop_provisional()
-        slot.flush()
-        state = mix(slot.last_state(self.language.start), slot.ids[-1])
-        row = slot.head_rows[-1] if slot.head_rows else mix(self.language.start, _RECYCLED)
-        rates = self.regime.rates(self.machine.rounds)
-        u = uniforms(slot.seed, slot.request, slot.round, cap)
-        tokens: list[int] = []
-        q: list[Array] = []
-        confidence: list[float] = []
-        history = slot.history()
-        for j in range(cap):
-            p = distribution(
-                self.language.logits(state), slot.sampling, history.followed_by(tokens)
-            )
-            stands = certainty(rates[j], self.regime.spread, row)
-            if slot.sampling.greedy:
-                token = greedy_draft(p, stands, row)
-                q.append(np.eye(p.size)[token])
-            else:
-                q.append(draft_distribution(p, stands))
-                token = draw(q[-1], float(u[j, USE_DRAFT]))
-            tokens.append(token)
-            confidence.append(float(np.log(max(stands, 1.0 / p.size))))
-            state = mix(state, token)
-            if j + 1 < cap:
-                row = mix(mix(row, token), _RECYCLED)
-                slot.head_rows.append(row)
-        return tokens, q, confidence
-
     def _judge(
         self, slot: SimulatedSlot, drafts: list[int], q: list[Array]
     ) -> tuple[int, list[int], list[Array]]:
@@ -417,23 +342,12 @@ class SimulatedEngine:
             forward=forward,
             ended=committed[-1] in slot.end_ids,
             confidences=confidences,
-            logprobs=_logprobs(slot.sampling.logprobs, committed, rows),
+            logprobs=None
+            if (top := slot.sampling.logprobs) is None
+            else [
+                token_logprob(row, token, top) for row, token in zip(rows, committed, strict=False)
+            ],
         )
 
     def _poisoned_sentence(self) -> str:
         return "the target's logits are not finite (NaN or infinite); the weights may be damaged"
-
-
-def _logprobs(
-    top: int | None, committed: list[int], rows: list[Array]
-) -> list[TokenLogprob] | None:
-    if top is None:
-        return None
-    out = []
-    for token, row in zip(committed, rows, strict=False):
-        values = log_softmax(row)
-        order = np.argsort(-values, kind="stable")[:top]
-        out.append(
-            TokenLogprob(token, float(values[token]), [(int(i), float(values[i])) for i in order])
-        )
-    return out

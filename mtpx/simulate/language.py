@@ -1,4 +1,4 @@
-"""The simulated text: a language that is a function, and a head that knows it as well as told.
+"""The simulated text: a language that is a function.
 
 Everything is a counter-based hash (splitmix64, Steele, Lea & Flood 2014): the next token's logits
 depend on the whole prefix through a rolling hash, so that one stale or missing row changes all that
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from mtpx.backend import TokenLogprob
 from mtpx.sampling import Array
 
 _MASK = 2**64 - 1
@@ -63,41 +62,9 @@ class Language:
         return x
 
 
-def certainty(rate: float, spread: float, head_state: int) -> float:
-    """This draft's own acceptance probability: `rate` on average, moved by up to `spread` of the
-    room it has on the nearer side."""
-    if spread == 0.0:
-        return rate
-    room = min(rate, 1.0 - rate)
-    return rate + spread * room * (2.0 * unit(head_state, 1) - 1.0)
-
-
-def greedy_draft(p: Array, accepted: float, head_state: int) -> int:
-    """The target's own argmax with probability `accepted`, else any other token."""
-    best = int(np.argmax(p))
-    if unit(head_state, 2) < accepted or p.size == 1:
-        return best
-    return (best + 1 + int(unit(head_state, 3) * (p.size - 1))) % p.size
-
-
-def draft_distribution(p: Array, accepted: float) -> Array:
-    """(V,) q with Σ min(p, q) = `accepted`, so that a draft drawn from it stands that often.
-
-    A mixture of p and the target's least likely token; where p alone gives that token more than
-    `accepted`, q is that token. (Σ min(p, q) is 1 - the total variation distance: Leviathan et
-    al. 2023, theorem 3.5.)
-    """
-    worst = int(np.argmin(p))
-    room = 1.0 - float(p[worst])
-    share = min(1.0, (1.0 - accepted) / room) if room > 0.0 else 0.0
-    q: Array = (1.0 - share) * p
-    q[worst] += share
-    return q
-
-
-def log_softmax(logits: npt.NDArray[Any]) -> Array:
-    """(V,) log-probabilities."""
-    x = np.asarray(logits, dtype=np.float64)
-    x = x - x.max()
-    out: Array = x - np.log(np.exp(x).sum())
-    return out
+def token_logprob(logits: Array, token: int, top: int) -> TokenLogprob:
+    """The log-probability of `token` under softmax(logits), and the `top` likeliest."""
+    x = logits - logits.max()
+    x = x - np.log(np.exp(x).sum())
+    best = np.argsort(-x, kind="stable")[:top]
+    return TokenLogprob(token, float(x[token]), [(int(i), float(x[i])) for i in best])

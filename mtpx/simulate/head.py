@@ -1,0 +1,122 @@
+"""The simulated head: it knows the target, and errs as often as it is told to.
+
+Its KV matters: whether a draft stands is decided by a hash of the slot's head rows, so that a stale
+row changes the drafts that follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mtpx.backend import FloatArray
+from mtpx.errors import BackendError
+from mtpx.sampling import USE_DRAFT, Array, distribution, draw, uniforms
+from mtpx.simulate.language import Language, mix, unit
+from mtpx.simulate.slot import SimulatedSlot
+
+_RECYCLED = 7
+"""Marks a head row made from the head's own hidden state."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedDrafts:
+    """The drafts of each slot, the distributions they were drawn from, their confidences, and each
+    slot's length when they were made."""
+
+    tokens: list[list[int]]
+    q: list[list[Array]]
+    log_confidence: list[list[float]]
+    lengths: list[int]
+    draft_ms: float
+
+    @property
+    def counts(self) -> list[int]:
+        return [len(row) for row in self.tokens]
+
+    @property
+    def confidence(self) -> FloatArray:
+        out = np.full((len(self.tokens), max(self.counts, default=0)), np.nan)
+        for row, values in zip(out, self.log_confidence, strict=True):
+            row[: len(values)] = values
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One slot's drafts, their distributions, their confidences."""
+
+    tokens: list[int]
+    q: list[Array]
+    log_confidence: list[float]
+
+
+def draft(
+    slot: SimulatedSlot, cap: int, language: Language, rates: Sequence[float], spread: float
+) -> Draft:
+    """`cap` head steps for this slot: queued pairs are written first, the rows of later steps are
+    provisional. The head is calibrated: exp(confidence) is the probability that the draft
+    stands (at least 1/V, as a top-1 probability is)."""
+    made = Draft([], [], [])
+    if cap == 0:
+        return made
+    if not slot.head:
+        raise BackendError("this sequence is a plain run (head=False); it cannot propose")
+    slot.drop_provisional()
+    slot.flush()
+    state = mix(slot.last_state(language.start), slot.ids[-1])
+    row = slot.head_rows[-1] if slot.head_rows else mix(language.start, _RECYCLED)
+    u = uniforms(slot.seed, slot.request, slot.round, cap)
+    history = slot.history()
+    for j in range(cap):
+        p = distribution(language.logits(state), slot.sampling, history.followed_by(made.tokens))
+        stands = certainty(rates[j], spread, row)
+        if slot.sampling.greedy:
+            token = greedy_draft(p, stands, row)
+            q = np.zeros_like(p)
+            q[token] = 1.0
+        else:
+            q = draft_distribution(p, stands)
+            token = draw(q, float(u[j, USE_DRAFT]))
+        made.tokens.append(token)
+        made.q.append(q)
+        made.log_confidence.append(float(np.log(max(stands, 1.0 / p.size))))
+        state = mix(state, token)
+        if j + 1 < cap:
+            row = mix(mix(row, token), _RECYCLED)
+            slot.head_rows.append(row)
+    return made
+
+
+def certainty(rate: float, spread: float, head_state: int) -> float:
+    """This draft's own acceptance probability: `rate` on average, moved by up to `spread` of the
+    room it has on the nearer side."""
+    if spread == 0.0:
+        return rate
+    room = min(rate, 1.0 - rate)
+    return rate + spread * room * (2.0 * unit(head_state, 1) - 1.0)
+
+
+def greedy_draft(p: Array, accepted: float, head_state: int) -> int:
+    """The target's own argmax with probability `accepted`, else any other token."""
+    best = int(np.argmax(p))
+    if unit(head_state, 2) < accepted or p.size == 1:
+        return best
+    return (best + 1 + int(unit(head_state, 3) * (p.size - 1))) % p.size
+
+
+def draft_distribution(p: Array, accepted: float) -> Array:
+    """(V,) q with Σ min(p, q) = `accepted`, so that a draft drawn from it stands that often.
+
+    A mixture of p and the target's least likely token; where p alone gives that token more than
+    `accepted`, q is that token. (Σ min(p, q) is 1 - the total variation distance: Leviathan et
+    al. 2023, theorem 3.5.)
+    """
+    worst = int(np.argmin(p))
+    room = 1.0 - float(p[worst])
+    share = min(1.0, (1.0 - accepted) / room) if room > 0.0 else 0.0
+    q: Array = (1.0 - share) * p
+    q[worst] += share
+    return q
