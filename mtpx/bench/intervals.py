@@ -42,21 +42,26 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
 
 def t_interval(values: Sequence[float], level: float) -> tuple[float, float, float]:
     """Mean, low and high of Student's t interval at `level`; at least two values."""
-    from scipy.stats import t
-
     mean, error = spread(values)
-    half = float(t.ppf(0.5 + level / 2, len(values) - 1)) * error
+    half = _t_quantile(len(values), level) * error
     return mean, mean - half, mean + half
 
 
 def t_p_value(values: Sequence[float], at: float) -> float:
     """Two-sided p-value of "the mean is `at`" (one-sample t test)."""
-    from scipy.stats import t
+    from scipy.special import stdtr
 
     mean, error = spread(values)
     if error == 0.0:
         return 1.0 if mean == at else 0.0
-    return float(2 * t.sf(abs(mean - at) / error, len(values) - 1))
+    return float(2 * stdtr(len(values) - 1, -abs(mean - at) / error))
+
+
+def _t_quantile(n: int, level: float) -> float:
+    """Half width, in standard errors, of the two-sided interval from n values."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(n - 1, 0.5 + level / 2))
 
 
 def bca_interval(
@@ -89,14 +94,12 @@ def values_needed(values: Sequence[float], at: float, level: float) -> int | Non
     The smallest n with t(n - 1) · s / √n < |mean - at|; `None` above `MOST_PROMPTS`. A planning
     figure: it takes the mean and the spread seen so far for the true ones.
     """
-    from scipy.stats import t
-
     mean, error = spread(values)
     s = error * math.sqrt(len(values))
     distance = abs(mean - at)
 
     def clear(n: int) -> bool:
-        return float(t.ppf(0.5 + level / 2, n - 1)) * s / math.sqrt(n) < distance
+        return _t_quantile(n, level) * s / math.sqrt(n) < distance
 
     if not clear(MOST_PROMPTS):
         return None
