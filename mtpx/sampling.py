@@ -179,7 +179,8 @@ def uniforms(seed: int, request: int, round_index: int, depth: int) -> Array:
     round is the counter's high word, so no value is ever handed out twice and any of them can be
     had without the others.
     """
-    bits = np.random.Philox(
-        key=[seed % 2**64, request % 2**64], counter=[0, 0, 0, round_index % 2**64]
-    )
+    # As uint64 from the start: numpy makes a list with a value of 2^63 or more floats, which are lossy.
+    key = np.array([seed % 2**64, request % 2**64], dtype=np.uint64)
+    counter = np.array([0, 0, 0, round_index % 2**64], dtype=np.uint64)
+    bits = np.random.Philox(key=key, counter=counter)
     return np.random.Generator(bits).random((depth + 1) * 3).reshape(depth + 1, 3)
