@@ -15,7 +15,7 @@ from mtpx.checkpoint.config import TargetConfig
 from mtpx.checkpoint.config_gguf import config_from_gguf
 from mtpx.checkpoint.config_json import config_from_folder
 from mtpx.checkpoint.gguf import read_gguf
-from mtpx.checkpoint.layout import canonical_name, check_tensors, is_permuted
+from mtpx.checkpoint.layout import canonical_name, check_gguf_names, check_tensors, is_permuted
 from mtpx.checkpoint.mapped import read_small, reason
 from mtpx.checkpoint.safetensors import read_safetensors
 from mtpx.checkpoint.tensor import Kind, Tensor
@@ -115,6 +115,7 @@ def _open_gguf(path: Path) -> Checkpoint:
             raise PackError(f"{path} holds {name} twice; it is damaged")
         tensors[name] = replace(stored, name=name, permuted=is_permuted(arch, name))
     config = config_from_gguf(file.metadata, tensors, str(path))
+    check_gguf_names(tensors, str(path))
     check_tensors(config, tensors, str(path))
     return Checkpoint(config, tensors, file.metadata, (path,))
 

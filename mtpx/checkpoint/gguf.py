@@ -83,7 +83,7 @@ def read_gguf(path: Path) -> GgufFile:
         key = cursor.string("a metadata name")
         if key in metadata:
             raise PackError(f"{path} names the metadata field {key!r} twice; it is damaged")
-        metadata[key] = cursor.value(cursor.u32(f"the type of {key}"), key)
+        metadata[key] = cursor.value(cursor.u32(f"the type of {key!r}"), key)
     entries = [_entry(cursor) for _ in range(n_tensors)]
     _refuse_types(path, entries)
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
@@ -103,14 +103,14 @@ class _Entry:
 
 def _entry(cursor: _Cursor) -> _Entry:
     name = cursor.string("a tensor name")
-    dimensions = cursor.u32(f"the dimensions of {name}")
+    dimensions = cursor.u32(f"the dimensions of {name!r}")
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         raise PackError(
             f"{cursor.path}: tensor {name!r} has {dimensions} dimensions; 1 to 4 can be"
         )
-    shape = tuple(cursor.u64(f"the shape of {name}") for _ in range(dimensions))
-    type = cursor.u32(f"the type of {name}")
-    return _Entry(name, shape[::-1], type, cursor.u64(f"the offset of {name}"))
+    shape = tuple(cursor.u64(f"the shape of {name!r}") for _ in range(dimensions))
+    type = cursor.u32(f"the type of {name!r}")
+    return _Entry(name, shape[::-1], type, cursor.u64(f"the offset of {name!r}"))
 
 
 def _refuse_types(path: Path, entries: list[_Entry]) -> None:
@@ -213,28 +213,28 @@ class _Cursor:
 
     def value(self, type: int, key: str, nesting: int = 0) -> Any:
         if type == STRING:
-            return self.string(key)
+            return self.string(f"the text of {key!r}")
         if type == ARRAY:
             return self._array(key, nesting)
         return self._numbers(type, 1, key)[0].item()
 
     def _array(self, key: str, nesting: int) -> Any:
-        type = self.u32(f"the type of {key}")
+        type = self.u32(f"the type of {key!r}")
         if type == ARRAY:
             if nesting == MAX_NESTING:
-                raise PackError(f"{self.path}: {key} nests arrays too deeply; it is damaged")
-            n = self.count(f"arrays in {key}", 12)
+                raise PackError(f"{self.path}: {key!r} nests arrays too deeply; it is damaged")
+            n = self.count(f"arrays in {key!r}", 12)
             return [self._array(key, nesting + 1) for _ in range(n)]
         if type == STRING:
-            return self.strings(self.count(f"strings in {key}", 8), key)
-        n = self.u64(f"the count of {key}")
+            return self.strings(self.count(f"strings in {key!r}", 8), f"a text in {key!r}")
+        n = self.u64(f"the count of {key!r}")
         return self._numbers(type, n, key)
 
     def _numbers(self, type: int, n: int, key: str) -> Any:
         dtype = DTYPES.get(type)
         if dtype is None:
-            raise PackError(f"{self.path}: {key} has the unknown type {type}; it is damaged")
-        self.need(n * dtype.itemsize, key)
+            raise PackError(f"{self.path}: {key!r} has the unknown type {type}; it is damaged")
+        self.need(n * dtype.itemsize, f"{n:,} numbers in {key!r}")
         numbers = np.frombuffer(self.view, dtype, n, self.at)
         self.at += n * dtype.itemsize
         return numbers != 0 if type == BOOL else numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from mtpx.checkpoint.config import TargetConfig
 from mtpx.checkpoint.tensor import Tensor
@@ -27,22 +27,22 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_GGUF = re.compile(r"(?:blk\.(?P<layer>\d{1,4})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
-_HF_LAYER = re.compile(r"model\.layers\.(\d{1,4})\.(.+)")
+_GGUF = re.compile(r"(?:blk\.(?P<layer>\d{1,4})\.)?(?P<part>.+)\.(?P<kind>\w+)")
+_HF_LAYER = re.compile(r"model\.layers\.(?P<layer>\d{1,4})\.(?P<part>.+)")
+_HF_TOP = re.compile(r"(?:model\.embed_tokens|model\.norm|lm_head)\..+")
+_ROTARY = "rope_freqs.weight"
 
 
 def canonical_name(gguf_name: str) -> str:
-    """A GGUF tensor's Hugging Face name; a name without counterpart stays as it is."""
+    """A GGUF tensor's Hugging Face name. One without counterpart stays as it is, or keeps its layer:
+    `model.layers.{i}.` and its own part."""
     match = _GGUF.fullmatch(gguf_name)
     if match is None:
         return gguf_name
     layer, part, kind = match["layer"], match["part"], match["kind"]
     if layer is None:
         return f"{_TOP[part]}.{kind}" if part in _TOP else gguf_name
-    if part not in _LAYER:
-        # Still of its layer, so that a tensor nobody computes with is noticed.
-        return f"model.layers.{int(layer)}.{part}.{kind}"
-    return f"model.layers.{int(layer)}.{_LAYER[part]}.{kind}"
+    return f"model.layers.{int(layer)}.{_LAYER.get(part, part)}.{kind}"
 
 
 def is_permuted(arch: str, name: str) -> bool:
@@ -109,11 +109,28 @@ def check_tensors(config: TargetConfig, tensors: Mapping[str, Tensor], where: st
         if len(shape) == 1 and tensor.kind not in ("F32", "F16", "BF16"):
             raise PackError(f"{where}: {name} is quantised ({tensor.kind}); vectors must not be")
     for name in tensors:
-        match = _HF_LAYER.fullmatch(name)
-        if match is None or name in shapes or int(match[1]) >= config.layers:
-            continue
-        if not match[2].endswith("rotary_emb.inv_freq"):
+        if name not in shapes and _changes_arithmetic(name, config):
             raise PackError(
                 f"{where}: {name} is not part of {config.family} as it is computed here; leaving "
                 "it out would give wrong text"
             )
+
+
+def check_gguf_names(names: Iterable[str], where: str) -> None:
+    """Raise `PackError` for a GGUF tensor outside the layers that has no canonical name, such as an
+    embedding's norm. (A Hugging Face folder may hold a head's tensors there; GGUF does not.)"""
+    for name in names:
+        if name != _ROTARY and not name.startswith(("model.", "lm_head.")):
+            raise PackError(
+                f"{where}: nothing here computes with {name}; leaving it out would give wrong text"
+            )
+
+
+def _changes_arithmetic(name: str, config: TargetConfig) -> bool:
+    layer = _HF_LAYER.fullmatch(name)
+    if layer is not None:
+        # Old checkpoints store the rotary frequencies, which the config tells anyway.
+        inside = int(layer["layer"]) < config.layers
+        return inside and not layer["part"].endswith("rotary_emb.inv_freq")
+    # A tied target's own copy of the embedding is ignored, as transformers does.
+    return _HF_TOP.fullmatch(name) is not None and not (config.tied and name == "lm_head.weight")

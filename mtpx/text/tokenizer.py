@@ -50,10 +50,18 @@ class Tokenizer:
         self.chat_template = chat_template
         self.special_texts = dict(special_texts)
 
+    @cached_property
+    def _vocab(self) -> dict[str, int]:
+        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+
     @property
     def vocab_size(self) -> int:
         """Ids the tokenizer knows; the target's vocabulary may be padded beyond."""
-        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        return len(self._vocab)
+
+    @property
+    def largest_id(self) -> int:
+        return max(self._vocab.values(), default=-1)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -102,9 +110,8 @@ class Tokenizer:
         if not isinstance(self._tokenizer.decoder, decoders.ByteLevel):
             return None
         byte = {character: value for value, character in _byte_characters().items()}
-        vocab = self._tokenizer.get_vocab(with_added_tokens=True)
-        table = [b""] * (max(vocab.values(), default=-1) + 1)
-        for token, id in vocab.items():
+        table = [b""] * (self.largest_id + 1)
+        for token, id in self._vocab.items():
             try:
                 table[id] = bytes([byte[c] for c in token])
             except KeyError:
@@ -115,20 +122,29 @@ class Tokenizer:
 
 def load_tokenizer(path: Path, checkpoint: Checkpoint) -> Tokenizer:
     """The tokenizer of the checkpoint at `path`: from the folder's tokenizer.json where there is
-    one, else from the GGUF file's metadata.
+    one, else from the GGUF file's metadata. A .gguf file named itself comes first, and
+    tokenizer.json beside it only where its own vocabulary is of a kind not known here.
 
-    Raises `PackError` when there is none, or it is damaged or of a kind not known here.
+    Raises `PackError` when there is none, or it is damaged, of a kind not known here, or larger
+    than the target's vocabulary.
     """
     path = Path(path)
-    if path.is_dir() and (path / "tokenizer.json").exists():
-        loaded = _from_folder(path, checkpoint)
+    folder = path if path.is_dir() else path.parent
+    beside = (folder / "tokenizer.json").exists()
+    if path.is_dir() and beside:
+        loaded = _from_folder(folder, checkpoint)
     elif "tokenizer.ggml.model" in checkpoint.metadata:
-        loaded = _from_gguf(checkpoint, str(path))
+        try:
+            loaded = _from_gguf(checkpoint, str(path))
+        except PackError:
+            if not beside:
+                raise
+            loaded = _from_folder(folder, checkpoint)
     else:
         raise PackError(f"{path} holds no tokenizer: neither tokenizer.json nor a GGUF vocabulary")
-    if loaded.vocab_size > checkpoint.config.vocab:
+    if loaded.largest_id >= checkpoint.config.vocab:
         raise PackError(
-            f"{path}: the tokenizer has {loaded.vocab_size:,} tokens, the target only "
+            f"{path}: the tokenizer has ids up to {loaded.largest_id:,}, the target's vocabulary is "
             f"{checkpoint.config.vocab:,}; they do not belong together"
         )
     return loaded
