@@ -206,7 +206,7 @@ def _info(
         plain_step_bytes=numbers * itemsize,
         weights_digest=pack.weights_digest,
         head_digest=pack.head_digest,
-        libraries={"torch": torch.__version__},
+        libraries={"torch": str(torch.__version__)},
         details={
             "device": str(trunk.device),
             "threads": str(torch.get_num_threads()),

@@ -1,0 +1,112 @@
+"""Loading a model for a command: the options all commands share, and the progress line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from mtpx.api import Model
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = [
+    click.option("--backend", default="auto", metavar="NAME", help="auto, or a backend's name."),
+    click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1, …"),
+    click.option("--threads", type=click.IntRange(min=1), help="Host threads to compute with."),
+    click.option(
+        "--context", type=click.IntRange(min=2), help="Tokens to make room for (prompt and answer)."
+    ),
+]
+
+
+def engine_options(command: F) -> F:
+    """Add --backend, --device, --threads, --context to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def load_model(
+    pack: str | None,
+    *,
+    backend: str,
+    device: str,
+    threads: int | None,
+    context: int | None,
+    quiet: bool,
+) -> Model:
+    """The model, with a progress line on a terminal's stderr while weights are fetched."""
+    from mtpx.api import load
+
+    with progress("fetching the model", quiet=quiet) as report:
+        return load(
+            pack,
+            backend=backend,
+            device=device,
+            threads=threads,
+            context=context,
+            progress=report,
+        )
+
+
+@contextmanager
+def progress(title: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar in bytes on stderr, drawn from the first report on; a line every tenth without a
+    terminal; nothing when quiet."""
+    if quiet:
+        yield None
+    elif not sys.stderr.isatty():
+        yield _Lines(title)
+    else:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        task = bar.add_task(title, total=None, start=True)
+        started = False
+
+        def report(done: int, total: int) -> None:
+            nonlocal started
+            if not started:
+                started = True
+                bar.start()
+            bar.update(task, completed=done, total=total)
+
+        try:
+            yield report
+        finally:
+            if started:
+                bar.stop()
+
+
+class _Lines:
+    """Progress for logs: a line a tenth of the way."""
+
+    def __init__(self, title: str) -> None:
+        self._title, self._last = title, -1
+
+    def __call__(self, done: int, total: int) -> None:
+        tenth = 10 * done // total if total else 0
+        if tenth != self._last:
+            self._last = tenth
+            click.echo(f"{self._title}: {done / 1e6:.0f} of {total / 1e6:.0f} MB", err=True)

@@ -1,0 +1,104 @@
+"""The command `mtpx`: subcommands are imported when they are used, errors are one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+import click
+
+COMMANDS = {
+    "run": ("mtpx_cli.run", "run", "Answer one prompt; for scripts."),
+    "bench": ("mtpx_cli.bench", "bench", "Measure whether MTP pays here."),
+    "trace": ("mtpx_cli.trace", "trace", "Read what runs recorded."),
+}
+"""Name → module, attribute, help line. The line stands here so that `mtpx --help` imports nothing."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and name not in COMMANDS:
+            import difflib
+
+            near = difflib.get_close_matches(name, COMMANDS, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(COMMANDS)}."
+            ctx.fail(f"No such command {name!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+
+def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from importlib import metadata
+
+        click.echo(f"mtpx {metadata.version('mtpx-lm')}")
+        ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_version,
+    help="Show the version and exit.",
+)
+def cli() -> None:
+    """Run language models that carry multi-token-prediction heads, and measure whether it pays.
+
+    \b
+    mtpx run "Why is the sky blue?"      an answer from the embedded model
+    mtpx bench --plain-baseline          does MTP pay here? (about two minutes)
+    mtpx trace report                    what the last bench recorded
+    """
+
+
+def main() -> None:
+    """The entry point. Exit status: 0 done, 2 cannot be done as asked, 130 interrupted."""
+    try:
+        status = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader went away (`| head`); Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except Exception as error:
+        from mtpx.errors import MtpxError
+
+        if not isinstance(error, MtpxError):
+            raise
+        complain(str(error))
+        sys.exit(2)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def complain(sentence: str) -> None:
+    """One line on stderr, red on a terminal that wants colours."""
+    wants = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    line = " ".join(sentence.split())
+    click.echo(click.style(f"mtpx: {line}", fg="red") if wants else f"mtpx: {line}", err=True)

@@ -1,0 +1,258 @@
+"""What a program uses: load a pack, generate, stream.
+
+import mtpx
+
+with mtpx.load("smollm2-135m") as model:
+    print(model.generate("Why is the sky blue?"))
+    for piece in model.stream("And at sunset?", temperature=0.7):
+        print(piece, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+
+from mtpx import packs
+from mtpx.backend import Engine, EngineOptions
+from mtpx.backends import choose_backend
+from mtpx.checkpoint import open_checkpoint
+from mtpx.errors import PolicyError, PromptError, SamplingError
+from mtpx.generation import Generation, Progress, Prompt, Stream
+from mtpx.policy import FixedDepth
+from mtpx.round import Round
+from mtpx.sampling import Sampling
+from mtpx.text import ChatTemplate, Tokenizer, load_tokenizer
+from mtpx.trace.runs import run_record
+from mtpx.trace.writer import TraceWriter
+
+Message = Mapping[str, str]
+Depth = int | Literal["off"] | None
+
+DEFAULT_DEPTH = 1
+"""Drafts a round unless told otherwise: the second row of a forward is the one that is nearly free
+on every device seen so far. Whether it pays here is what `mtpx bench --plain-baseline` tells."""
+
+DEFAULT_MAX_TOKENS = 512
+
+
+def load(
+    pack: str | Path | None = None,
+    *,
+    backend: str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    context: int | None = None,
+    max_width: int = 1,
+    extra: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+    offline: bool = False,
+) -> Model:
+    """Load a pack by name or folder (default: the last one used, else the embedded one).
+
+    `device`: "auto", "cpu", "cuda", "cuda:1", ...; `threads`: host threads; `context`: tokens to make
+    room for; `extra`: settings of the backend; `progress(done, total)` in bytes, while weights are
+    fetched or checked; `offline` refuses to fetch. Raises `PackError` and `BackendError`.
+    """
+    name = packs.default_name() if pack is None else pack
+    chosen = choose_backend(backend, device)
+    resolved = packs.resolve(name, progress=progress, offline=offline)
+    with open_checkpoint(resolved.weights) as checkpoint:
+        tokenizer = load_tokenizer(resolved.weights, checkpoint)
+        end_ids = frozenset((*checkpoint.config.end_ids, *tokenizer.end_ids))
+    options = EngineOptions(
+        device=device,
+        threads=threads,
+        context=context,
+        max_width=max_width,
+        extra=dict(extra or {}),
+    )
+    engine = chosen.load(resolved, options)
+    packs.remember(name)
+    return Model(resolved, engine, tokenizer, end_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTo:
+    """Where a run's records go: a file, and whether text and token ids go with them."""
+
+    path: Path
+    text: bool = False
+    command: str = ""
+    warn: Callable[[str], None] | None = None
+
+
+class Model:
+    """A pack loaded on a device. One answer at a time; `close()` releases the weights."""
+
+    def __init__(
+        self, pack: packs.Pack, engine: Engine, tokenizer: Tokenizer, end_ids: frozenset[int]
+    ) -> None:
+        self.pack, self.engine, self.tokenizer, self.end_ids = pack, engine, tokenizer, end_ids
+        template = tokenizer.chat_template
+        self.template = (
+            None if template is None else ChatTemplate(template, tokenizer.special_texts)
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def encode(self, content: str | Sequence[Message]) -> list[int]:
+        """Token ids of a conversation, by the model's chat template, ready for its answer; or of
+        text as it is. Raises `PromptError` for an empty one, and for messages without a template."""
+        if isinstance(content, str):
+            if not content:
+                raise PromptError("the prompt is empty: give some text")
+            return self.tokenizer.encode(content)
+        if self.template is None:
+            raise PromptError(
+                f"{self.pack.name} has no chat template: give it text to continue (--raw)"
+            )
+        return self.tokenizer.encode(self.template.render(content))
+
+    def generate(self, prompt: str | Sequence[Message], **options: Any) -> Generation:
+        """The whole answer. Takes what `stream` takes."""
+        stream = self.stream(prompt, **options)
+        for _ in stream:
+            pass
+        return stream.result
+
+    def stream(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        system: str | None = None,
+        raw: bool = False,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        sampling: Sampling | None = None,
+        seed: int | None = None,
+        depth: Depth = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        trace: TraceTo | Path | str | None = None,
+        on_prefill: Progress | None = None,
+        on_round: Callable[[Round], None] | None = None,
+        **parameters: float | int | None,
+    ) -> Stream:
+        """An answer as pieces of text; figures in the stream's `result` at its end.
+
+        `prompt`: a question (put into the chat template, after `system`), a list of messages, or
+        with `raw` text to continue. `sampling` replaces the pack's defaults; `parameters` set single
+        fields of it (temperature, top_p, logprobs, ...). `seed`: `None` draws one where it matters.
+        `depth`: drafts a round, "off" for a plain run. `trace`: a file for the run's trace.
+
+        Raises `MtpxError` for whatever cannot be done as asked; nothing was computed then.
+        """
+        if max_tokens < 1:
+            raise PromptError(f"max-tokens must be at least 1, got {max_tokens}")
+        chosen = self._sampling(sampling, parameters)
+        drafts, why_plain = self._depth(depth, chosen)
+        tokens = self.encode(_content(prompt, system, raw))
+        room = self.engine.info.context_limit - len(tokens)
+        if room < 1:
+            raise PromptError(
+                f"the prompt has {len(tokens)} tokens, {1 - room} more than fit in the context of "
+                f"{self.engine.info.context_limit} with room for an answer"
+            )
+        if seed is None:
+            seed = 0 if chosen.greedy else secrets.randbits(48)
+        policy = FixedDepth(drafts)
+        request = Prompt(
+            tokens=tokens,
+            sampling=chosen,
+            seed=seed,
+            budget=min(max_tokens, room),
+            depth=drafts,
+            end_ids=frozenset() if ignore_eos else self.end_ids,
+            stop=tuple(stop),
+            why_plain=why_plain,
+            text=self.tokenizer.decode(tokens, skip_special=False),
+        )
+        to = TraceTo(Path(trace)) if isinstance(trace, str | Path) else trace
+        writer = None
+        if to is not None:
+            writer = TraceWriter(to.path, warn=to.warn)
+            writer.write(run_record(self.engine.info, policy, command=to.command))
+        return Stream(
+            self.engine,
+            self.tokenizer,
+            policy,
+            request,
+            trace=writer,
+            trace_text=to is not None and to.text,
+            on_prefill=on_prefill,
+            on_round=on_round,
+        )
+
+    def _sampling(
+        self, sampling: Sampling | None, parameters: Mapping[str, float | int | None]
+    ) -> Sampling:
+        manifest = self.pack.manifest
+        base = sampling or (manifest.sampling if manifest else Sampling())
+        fields = set(Sampling.__struct_fields__)
+        unknown = parameters.keys() - fields
+        if unknown:
+            raise SamplingError(
+                f"there is no sampling parameter {sorted(unknown)[0]!r}; there are "
+                + ", ".join(sorted(fields))
+            )
+        given = {name: value for name, value in parameters.items() if value is not None}
+        try:
+            chosen = msgspec.structs.replace(base, **given)
+        except TypeError as error:
+            raise SamplingError(f"a sampling parameter is not a number: {error}") from None
+        if chosen.logprobs is not None and chosen.logprobs > self.engine.info.vocab_size:
+            raise SamplingError(
+                f"logprobs asks for {chosen.logprobs} rivals of a vocabulary of "
+                f"{self.engine.info.vocab_size}"
+            )
+        return chosen
+
+    def _depth(self, depth: Depth, sampling: Sampling) -> tuple[int, str]:
+        """The depth to run at, and why speculation does not run, if it does not."""
+        limit = self.engine.info.head_depth_limit
+        if depth == "off" or depth == 0:
+            return 0, "switched off"
+        if limit == 0:
+            if depth is not None:
+                raise PolicyError(
+                    f"{self.pack.name} has no MTP head, so nothing can be drafted; use depth off"
+                )
+            return 0, "the pack has no MTP head"
+        wanted = min(DEFAULT_DEPTH, limit) if depth is None else depth
+        if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 0:
+            raise PolicyError(f"depth must be a number of drafts or off, got {depth!r}")
+        if wanted > limit:
+            raise PolicyError(
+                f"depth {wanted} is beyond this head's limit of {limit} drafts a round"
+            )
+        parked = "log-probabilities were asked for" if sampling.logprobs is not None else ""
+        return wanted, parked
+
+
+def _content(prompt: str | Sequence[Message], system: str | None, raw: bool) -> str | list[Message]:
+    if raw:
+        if not isinstance(prompt, str):
+            raise PromptError("a raw prompt is text, not a list of messages")
+        if system is not None:
+            raise PromptError(
+                "a raw prompt is text as it is: there is no place for a system prompt"
+            )
+        return prompt
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise PromptError("the prompt is empty: give some text")
+        prompt = [{"role": "user", "content": prompt}]
+    before: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, *prompt]
