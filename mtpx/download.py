@@ -79,7 +79,7 @@ def resume(url: str, part: Path, size: int, progress: Progress | None = None) ->
     best, failures = length(part), 0
     while (have := length(part)) != size:
         try:
-            _receive(url, part, have if have < size else 0, size, progress)
+            _receive(url, part, have, size, progress)
             if length(part) < size:
                 raise Cut("the connection ended early")
         except Cut as cut:

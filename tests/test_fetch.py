@@ -277,6 +277,15 @@ def failing_after(
     monkeypatch.setattr(Path, "open", opened)
 
 
+def test_an_archive_that_unpacks_to_more_than_promised_is_stopped_at_the_promise(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.wheel = wheel_of({FILE.path: bytes(FILE.size * 10)})
+    failing_after(FILE.size, OSError(errno.ENOSPC, "full"), ".taken", monkeypatch)
+    with pytest.raises(PackError, match="contradicts itself"):
+        index.fetch(tmp_path)
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_disk_that_fills_up_is_a_sentence_and_the_fetch_goes_on_later(
     index: Index, tmp_path: Path, code: int
