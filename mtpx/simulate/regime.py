@@ -10,6 +10,7 @@ noise = 0.02
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -66,28 +67,31 @@ class Regime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         rates = [*self.acceptance, *(a for c in self.changes for a in c.acceptance)]
-        self._demand(all(0.0 <= a <= 1.0 for a in rates), "acceptance rates lie in 0..1")
-        self._demand(bool(self.cost_ms) and all(self.cost_ms.values()), "cost_ms has no costs")
+        costs = [cost for row in self.cost_ms.values() for cost in row]
+        amounts = [
+            self.draft_ms,
+            self.prefill_ms,
+            self.context_ms,
+            self.noise,
+            self.compile_ms,
+            self.compile_after,
+            *(n for c in self.changes for n in (c.at, c.over)),
+        ]
+        factors = [self.transition, self.eager_factor, *self.stall_factor]
+        factors += [c.cost_factor for c in self.changes]
+        self._demand(all(0 <= a <= 1 for a in rates), "acceptance rates lie in 0..1")
         self._demand(
-            all(c > 0 for costs in self.cost_ms.values() for c in costs)
-            and all(c.cost_factor > 0 for c in self.changes),
-            "costs are above 0 ms",
+            bool(self.cost_ms) and all(w > 0 and row for w, row in self.cost_ms.items()),
+            "cost_ms needs costs for a width of 1 or more",
         )
-        self._demand(all(w > 0 for w in self.cost_ms), "widths are 1 or more")
-        self._demand(0.0 <= self.stall <= 1.0, "stall is a probability, 0..1")
-        self._demand(0.0 <= self.spread <= 1.0, "spread lies in 0..1")
+        self._demand(all(0 < c < math.inf for c in costs), "costs are above 0 ms")
+        self._demand(0 <= self.stall <= 1, "stall is a probability, 0..1")
+        self._demand(0 <= self.spread <= 1, "spread lies in 0..1")
+        self._demand(all(0 <= n < math.inf for n in amounts), "times and counts are 0 or more")
+        self._demand(all(0 < f < math.inf for f in factors), "factors are above 0")
         self._demand(
-            min(self.draft_ms, self.prefill_ms, self.context_ms, self.noise, self.compile_ms) >= 0
-            and self.compile_after >= 0,
-            "times, noise and counts are 0 or more",
-        )
-        self._demand(
-            min(self.transition, self.eager_factor, *self.stall_factor) > 0, "factors are above 0"
-        )
-        limit = len(self.acceptance)
-        self._demand(
-            all(len(c.acceptance) in (0, limit) for c in self.changes),
-            f"a change gives a rate for each of the {limit} positions, or none",
+            all(len(c.acceptance) in (0, len(self.acceptance)) for c in self.changes),
+            f"a change gives a rate for each of the {len(self.acceptance)} positions, or none",
         )
 
     def _demand(self, holds: bool, sentence: str) -> None:
@@ -154,7 +158,7 @@ def load_regime(path: Path) -> Regime:
         return msgspec.toml.decode(path.read_bytes(), type=Regime)
     except OSError as error:
         raise PolicyError(f"cannot read the regime {path}: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, PolicyError) as error:
         raise PolicyError(f"{path} is not a regime: {error}") from error
 
 
