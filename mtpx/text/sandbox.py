@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from jinja2 import Template, nodes
+from jinja2 import Template, nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension
 from jinja2.filters import FILTERS
@@ -24,7 +24,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-STEPS = 1_000_000
+STEPS = 200_000
 """Loop iterations and calls of one rendering. A long conversation takes a few thousand."""
 
 SIZE = 16_000_000
@@ -56,6 +56,9 @@ class Refusal(TemplateError):
     """The template called `raise_exception`: it does not take these messages."""
 
 
+# `pass_context` on what counts keeps jinja from folding it into a constant when it compiles.
+
+
 @contextmanager
 def limits() -> Iterator[None]:
     """A fresh budget of steps for one rendering."""
@@ -67,12 +70,10 @@ def limits() -> Iterator[None]:
 
 
 def _step() -> None:
-    # Absent while jinja folds constants at load, where nothing loops.
-    budget = _BUDGET.get(None)
-    if budget is not None:
-        budget.steps -= 1
-        if budget.steps < 0:
-            raise SecurityError(f"it takes more than {STEPS:,} steps")
+    budget = _BUDGET.get()
+    budget.steps -= 1
+    if budget.steps < 0:
+        raise SecurityError(f"it takes more than {STEPS:,} steps")
 
 
 def _fits(size: int) -> None:
@@ -80,13 +81,13 @@ def _fits(size: int) -> None:
         raise SecurityError(f"it builds a value of more than {SIZE:,} characters or items")
 
 
-def _printed(value: Any) -> str:
+@pass_context
+def _printed(_: Context, value: Any) -> str:
     text = value if isinstance(value, str) else str(value)
-    budget = _BUDGET.get(None)
-    if budget is not None:
-        budget.printed -= len(text)
-        if budget.printed < 0:
-            raise SecurityError(f"it prints more than {SIZE:,} characters")
+    budget = _BUDGET.get()
+    budget.printed -= len(text)
+    if budget.printed < 0:
+        raise SecurityError(f"it prints more than {SIZE:,} characters")
     return text
 
 
@@ -96,8 +97,13 @@ def _measured(value: Any) -> Any:
     return value
 
 
-def _counted(items: Any) -> list[Any]:
+@pass_context
+def _counted(_: Context, items: Any) -> list[Any]:
     """The items of a loop, each a step."""
+    return _stepped(items)
+
+
+def _stepped(items: Any) -> list[Any]:
     out = []
     for item in items:
         _step()
@@ -175,9 +181,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     # Ways to pad or format to any width at once; templates have no use for them.
-    _PADDING = frozenset(
-        {"center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map", "translate"}
-    )
+    _PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "translate"})
 
     def __init__(self) -> None:
         super().__init__(
@@ -230,7 +234,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         elif isinstance(owner, str) and name == "replace" and len(args) > 1:
             _replaced_size(owner, str(args[0]), str(args[1]))
         elif isinstance(__obj, LoopContext) and args:
-            args = (_counted(args[0]), *args[1:])
+            args = (_stepped(args[0]), *args[1:])
         return _measured(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -246,6 +250,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         elif operator == "**" and whole and left.bit_length() * right > INTEGER_BITS:
             raise SecurityError(f"it multiplies to more than {INTEGER_BITS:,} bits")
         return _measured(super().call_binop(context, operator, left, right))
+
+    def wrap_str_format(self, value: Any) -> Any:
+        if super().wrap_str_format(value) is not None:
+            raise SecurityError("it formats text with str.format")
+        return None
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, int | float | bytes) or (isinstance(obj, str) and attr in self._PADDING):

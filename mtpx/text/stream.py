@@ -135,9 +135,8 @@ class _Window:
     def push(self, id: int) -> str:
         self._held.append(id)
         before, text = self._texts()
-        if text.endswith(REPLACEMENT) and len(self._held) < HELD_LIMIT:
-            return ""
-        if len(text) <= len(before):
+        whole = len(text) > len(before) and not text.endswith(REPLACEMENT)
+        if not whole and len(self._held) < HELD_LIMIT:
             return ""
         self._before, self._held = self._held, []
         return text[len(before) :]

@@ -79,13 +79,14 @@ class Tokenizer:
         Raises `PromptError` for text that is not valid Unicode.
         """
         try:
-            with self._lock:
-                self._tokenizer.encode_special_tokens = not special
-                ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            text.encode()
         except UnicodeEncodeError as error:
             raise PromptError(
                 f"the text holds a lone surrogate at character {error.start}, which is no text"
             ) from error
+        with self._lock:
+            self._tokenizer.encode_special_tokens = not special
+            ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         wanted = self.adds_bos and (special if bos is None else bos)
         if wanted and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
