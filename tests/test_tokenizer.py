@@ -301,6 +301,15 @@ def test_a_damaged_tokenizer_file_is_refused(tmp_path: Path, name: str, data: by
         load_tokenizer(tmp_path, checkpoint_stub())
 
 
+def test_subwords_marked_by_a_prefix_are_refused(tmp_path: Path) -> None:
+    path = folder(tmp_path) / "tokenizer.json"
+    told = json.loads(path.read_text())
+    told["model"]["continuing_subword_prefix"] = "##"
+    path.write_text(json.dumps(told))
+    with pytest.raises(PackError, match="marked by a prefix"):
+        load_tokenizer(tmp_path, checkpoint_stub())
+
+
 def test_a_tokenizer_larger_than_the_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PackError, match="do not belong together"):
         load_tokenizer(folder(tmp_path), checkpoint_stub(vocab=100))

@@ -199,15 +199,7 @@ class _TokenizerConfig(msgspec.Struct):
 
 
 def _from_folder(folder: Path, checkpoint: Checkpoint) -> Tokenizer:
-    from tokenizers import Tokenizer as Library
-
-    path = folder / "tokenizer.json"
-    try:
-        tokenizer = Library.from_str(read_small(path, FILE_LIMIT).decode("utf-8"))
-    except PackError:
-        raise
-    except Exception as error:  # the library raises nothing narrower
-        raise PackError(f"{path} cannot be used: {error}") from error
+    tokenizer = _library_tokenizer(folder / "tokenizer.json")
     told = _tokenizer_config(folder / "tokenizer_config.json")
     texts: dict[str, str] = {}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
@@ -228,6 +220,35 @@ def _from_folder(folder: Path, checkpoint: Checkpoint) -> Tokenizer:
         chat_template=_template(folder, told, checkpoint.metadata),
         special_texts=texts,
     )
+
+
+class _Model(msgspec.Struct):
+    continuing_subword_prefix: str | None = None
+
+
+class _File(msgspec.Struct):
+    model: _Model
+
+
+def _library_tokenizer(path: Path) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer as Library
+
+    data = read_small(path, FILE_LIMIT)
+    try:
+        file = msgspec.json.decode(data, type=_File)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise PackError(f"{path} cannot be used: {error}") from error
+    if file.model.continuing_subword_prefix:
+        # No decoder's vocabulary has one, and the library cuts its merges by it without looking
+        # where characters end: a made-up one takes the whole process down.
+        raise PackError(f"{path}: subwords marked by a prefix (as BERT's) are not supported")
+    try:
+        return Library.from_str(data.decode("utf-8"))
+    except BaseException as error:
+        # The library raises bare exceptions, and its panics are not even those.
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise PackError(f"{path} cannot be used: {error}") from error
 
 
 def _tokenizer_config(path: Path) -> _TokenizerConfig:
