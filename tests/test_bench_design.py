@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtpx.bench.design import NULL_ARM, Design, choose, design, mtp_arm
+from mtpx.bench.design import NULL_ARM, Design, choose, design, gather, mtp_arm
 from mtpx.bench.suites import BenchPrompt, distinct, prompt_file, suite, suite_names
 from mtpx.errors import BenchError
 
@@ -90,10 +90,10 @@ def test_another_seed_makes_another_order() -> None:
     assert one != other
 
 
-def test_the_estimate_adds_up_every_run_at_its_arms_speed() -> None:
+def test_the_work_counts_every_run_of_every_arm() -> None:
     plan = design(prompts([6]), [mtp_arm(1), mtp_arm(3)], repeats=2)
     # 2 arms × 6 prompts × 2 repeats blocks, each with two plain runs and two of its own.
-    assert plan.seconds({"plain": 1.0, "depth 1": 10.0, "depth 3": 100.0}) == 48 + 240 + 2400
+    assert plan.work() == {"plain": 48, "depth 1": 24, "depth 3": 24}
 
 
 def test_without_a_baseline_every_block_is_one_run_of_its_arm() -> None:
@@ -112,9 +112,8 @@ def test_the_null_control_is_plain_under_another_name() -> None:
         (lambda: design([], [mtp_arm(1)]), "at least one prompt"),
         (lambda: design(prompts([2]), [mtp_arm(2), mtp_arm(2)]), "'depth 2' is given twice"),
         (lambda: mtp_arm(0), "at least 1 draft a round, got depth 0"),
-        (lambda: choose(prompts([3, 3]), 7, 6, 0), "--prompts 7 is more than the 6 prompts"),
-        (lambda: choose(prompts([3]), 0, 6, 0), "--prompts must be 1 or more"),
-        (lambda: choose([], None, 6, 0), "at least one prompt"),
+        (lambda: choose(prompts([3, 3]), 7, 0), "--prompts must be 1 to 6, .* got 7"),
+        (lambda: choose(prompts([3]), 0, 0), "--prompts must be 1 to 3, .* got 0"),
     ],
 )
 def test_a_plan_that_cannot_be_made_is_refused_in_a_sentence(call: object, sentence: str) -> None:
@@ -128,17 +127,37 @@ def test_a_total_is_shared_out_evenly_among_suites(
     sizes: list[int], data: st.DataObject, seed: int
 ) -> None:
     total = data.draw(st.integers(1, sum(sizes)))
-    chosen = Counter(p.suite for p in choose(prompts(sizes), total, 6, seed))
+    chosen = Counter(p.suite for p in choose(prompts(sizes), total, seed))
     assert chosen.total() == total
     for name, size in zip(NAMES, sizes, strict=False):
         # A suite gets less than another only if it has no more to give.
         assert chosen[name] == size or chosen[name] >= max(chosen.values()) - 1
 
 
-@given(st.integers(1, 9), st.integers(0, 99))
-def test_no_prompt_is_chosen_twice(per_suite: int, seed: int) -> None:
-    chosen = choose(prompts([6, 4]), None, per_suite, seed)
-    assert len(set(chosen)) == len(chosen) == min(6, per_suite) + min(4, per_suite)
+@given(st.integers(1, 10), st.integers(0, 99))
+def test_no_prompt_is_chosen_twice(total: int, seed: int) -> None:
+    chosen = choose(prompts([6, 4]), total, seed)
+    assert len(set(chosen)) == len(chosen) == total
+
+
+def test_six_of_chat_and_six_of_code_unless_told() -> None:
+    assert Counter(p.suite for p in gather([], [])) == {"chat": 6, "code": 6}
+
+
+def test_ones_own_file_is_used_whole_and_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text("\n".join(f"Question {i}?" for i in range(9)))
+    assert Counter(p.suite for p in gather([], [path])) == {"mine": 9}
+
+
+def test_a_file_and_a_suite_go_together(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text("\n".join(f"Question {i}?" for i in range(9)))
+    assert Counter(p.suite for p in gather(["code"], [path], total=10)) == {"code": 5, "mine": 5}
+
+
+def test_a_suite_named_twice_is_used_once() -> None:
+    assert Counter(p.suite for p in gather(["code", "code"], [])) == {"code": 6}
 
 
 # -- suites ------------------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from simulated_bench import COSTS, NOISY, PAYS, Model, model_of
 
 from mtpx.bench.blocks import blocks
 from mtpx.bench.design import NULL_ARM, PLAIN, Design, design, mtp_arm
@@ -17,41 +17,16 @@ from mtpx.bench.verdict import NO_PLAIN, verdicts
 from mtpx.errors import BenchError, NonFiniteLogits
 from mtpx.round import Round
 from mtpx.sampling import Sampling
-from mtpx.simulate import Regime, SimulatedEngine, simulated_model
+from mtpx.simulate import Regime
 from mtpx.trace.reader import read
 from mtpx.trace.schema import EndRecord, Record, RequestRecord, RunRecord
 from mtpx.trace.writer import TraceWriter
 
-PAYS = Regime(acceptance=(0.8, 0.6, 0.5), cost_ms={1: (10.0, 11.0, 12.0, 13.0)}, noise=0.01)
-COSTS = Regime(acceptance=(0.2, 0.1, 0.1), cost_ms={1: (10.0, 14.0, 18.0, 22.0)}, noise=0.01)
 PROMPTS = [
     BenchPrompt(f"p{i}", suite, prompt=f"{suite} prompt number {i}")
     for suite in ("chat", "code")
     for i in range(6)
 ]
-
-
-@dataclass
-class Pack:
-    name: str = "simulated"
-
-
-@dataclass
-class Model:
-    """The simulated model, encoding whatever a bench gives it."""
-
-    engine: SimulatedEngine
-    end_ids: frozenset[int]
-    pack: Pack = field(default_factory=Pack)
-
-    def encode(self, content: Any) -> list[int]:
-        text = content if isinstance(content, str) else "\n".join(m["content"] for m in content)
-        return [1 + ord(c) % (self.engine.language.vocab - 2) for c in text]
-
-
-def model_of(regime: Regime, end_bias: float = -1e9, seed: int = 0) -> Model:
-    simulated = simulated_model(regime, end_bias=end_bias, seed=seed)
-    return Model(simulated.engine, simulated.end_ids)
 
 
 def bench(
@@ -92,15 +67,13 @@ def test_plain_against_plain_on_a_quiet_machine_contains_one() -> None:
 
 
 def test_plain_against_plain_on_a_noisy_machine_is_called_too_noisy() -> None:
-    noisy = Regime(acceptance=(0.8,), cost_ms={1: (10.0, 11.0)}, stall=0.05, stall_factor=(5, 60))
-    result, _ = bench(model_of(noisy), design(PROMPTS, [NULL_ARM]), BenchOptions(guard=1e9))
+    result, _ = bench(model_of(NOISY), design(PROMPTS, [NULL_ARM]), BenchOptions(guard=1e9))
     assert "too noisy" in result.verdicts[0].reason
 
 
 def test_a_failed_null_control_takes_the_other_arms_verdict_away() -> None:
-    noisy = Regime(acceptance=(0.9,), cost_ms={1: (10.0, 1.0)}, stall=0.05, stall_factor=(5, 60))
     plan = design(PROMPTS, [NULL_ARM, mtp_arm(1)])
-    result, _ = bench(model_of(noisy), plan, BenchOptions(guard=1e9))
+    result, _ = bench(model_of(NOISY), plan, BenchOptions(guard=1e9))
     assert {v.arm: v.verdict for v in result.verdicts}["depth 1"] == "none"
 
 

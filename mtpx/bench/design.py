@@ -9,11 +9,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from mtpx.bench.suites import BenchPrompt
+from mtpx.bench.suites import BenchPrompt, distinct, prompt_file, suite
 from mtpx.errors import BenchError
 
 PLAIN = "plain"
@@ -21,6 +22,11 @@ PLAIN = "plain"
 
 NULL = "null"
 """Name of the null control's second arm: plain once more, under another name."""
+
+DEFAULT_SUITES = ("chat", "code")
+
+PER_SUITE = 6
+"""Prompts drawn from a shipped suite unless told: the least that gives every suite its verdict."""
 
 Order = Literal["ABBA", "BAAB"]
 
@@ -82,38 +88,41 @@ class Design(msgspec.Struct, frozen=True):
         """Timed runs by the name of their arm."""
         return Counter(arm.name for block in self.blocks for arm in self.runs(block))
 
-    def seconds(self, run_s: Mapping[str, float]) -> float:
-        """Estimated duration in s, from how long one run of each arm took to warm up."""
-        return sum(count * run_s.get(name, 0.0) for name, count in self.work().items())
 
-
-def choose(
-    prompts: Sequence[BenchPrompt], total: int | None, per_suite: int, seed: int
+def gather(
+    suites: Sequence[str], files: Sequence[Path], total: int | None = None, seed: int = 0
 ) -> list[BenchPrompt]:
-    """The prompts a bench uses: `per_suite` of every suite, or `total` shared out evenly.
+    """The prompts of a bench, from shipped suites and one's own files.
 
-    Which of a suite's prompts is drawn by `seed`. Raises `BenchError` when there are not as many.
+    With `total`, that many in all, shared out evenly; else 6 of every suite and all of one's own.
+    With neither suite nor file, chat and code. Raises `BenchError`, also for two prompts alike.
     """
+    names = list(dict.fromkeys(suites)) or ([] if files else list(DEFAULT_SUITES))
+    shipped = [suite(name) for name in names]
+    own = [prompt for file in files for prompt in prompt_file(file)]
+    if total is not None:
+        return distinct(choose([p for members in shipped for p in members] + own, total, seed))
+    drawn = [choose(members, min(PER_SUITE, len(members)), seed) for members in shipped]
+    return distinct([prompt for members in drawn for prompt in members] + own)
+
+
+def choose(prompts: Sequence[BenchPrompt], total: int, seed: int) -> list[BenchPrompt]:
+    """`total` of these prompts, drawn by `seed`, shared out evenly among their suites.
+
+    Raises `BenchError` when there are not as many.
+    """
+    if not 1 <= total <= len(prompts):
+        raise BenchError(
+            f"--prompts must be 1 to {len(prompts)}, which is how many prompts there are; got {total}. "
+            "More come with --prompt-file, more blocks on each with --repeats"
+        )
     suites: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:
         suites.setdefault(prompt.suite, []).append(prompt)
-    if not suites:
-        raise BenchError("a bench needs at least one prompt; name a suite or a prompt file")
-    asked = dict.fromkeys(suites, per_suite)
-    if total is not None:
-        if total < 1:
-            raise BenchError(f"--prompts must be 1 or more, got {total}")
-        available = sum(len(members) for members in suites.values())
-        if total > available:
-            raise BenchError(
-                f"--prompts {total} is more than the {available} prompts of "
-                f"{', '.join(suites)}; add prompts with --prompt-file, or blocks with --repeats"
-            )
-        asked = _share(total, {name: len(members) for name, members in suites.items()})
+    asked = _share(total, {name: len(members) for name, members in suites.items()})
     chosen: list[BenchPrompt] = []
     for name, members in suites.items():
-        count = min(asked[name], len(members))
-        picks = random.Random(f"{seed}/{name}").sample(range(len(members)), count)
+        picks = random.Random(f"{seed}/{name}").sample(range(len(members)), asked[name])
         chosen += [members[i] for i in sorted(picks)]
     return chosen
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable
-from datetime import UTC, datetime
-from importlib import metadata
 from statistics import median
 
 import msgspec
@@ -14,25 +11,37 @@ from mtpx.backend import EngineInfo
 from mtpx.bench.blocks import CUT
 from mtpx.bench.design import Arm, Design, PlannedBlock
 from mtpx.bench.timed import Task, TimedRun, token_digest
+from mtpx.bench.verdict import MARGIN, check_margin
+from mtpx.errors import BenchError
 from mtpx.policy import FixedDepth
 from mtpx.sampling import Sampling
-from mtpx.trace.schema import SCHEMA, EndRecord, Record, RequestRecord, RunRecord
+from mtpx.trace.runs import run_record
+from mtpx.trace.schema import EndRecord, Record, RequestRecord, RunRecord
+
+GUARD = 5.0
+"""Throttling costs a factor of two; beyond this one the machine was doing something else."""
 
 
 class BenchOptions(msgspec.Struct, frozen=True):
     """How every run of a bench is made. Session reuse is always off.
 
     `max_tokens`: token budget of a run; `margin`: what MTP must gain to pay; `guard`: how many times
-    its expected duration a run may take; `threads` and `command` are for the trace only.
+    its expected duration a run may take; `command` is what the trace says it was.
+
+    Raises `BenchError` for a margin or a guard nothing can be done with.
     """
 
     max_tokens: int = 64
     sampling: Sampling = Sampling()
     ignore_eos: bool = False
-    margin: float = 0.02
-    guard: float = 5.0
-    threads: int | None = None
+    margin: float = MARGIN
+    guard: float = GUARD
     command: str = ""
+
+    def __post_init__(self) -> None:
+        check_margin(self.margin)
+        if not self.guard > 1.0:
+            raise BenchError(f"the guard must be a factor above 1, got {self.guard:g}")
 
 
 class ArmRate(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -45,28 +54,12 @@ class ArmRate(msgspec.Struct, frozen=True, omit_defaults=True):
     ttft_ms: float | None = None
 
 
-def run_record(pack: str, info: EngineInfo, design: Design, options: BenchOptions) -> RunRecord:
+def bench_record(info: EngineInfo, design: Design, options: BenchOptions) -> RunRecord:
     """The record that opens a bench's trace; the whole design is in it."""
-    return RunRecord(
-        schema=SCHEMA,
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={"mtpx": _version(), "python": platform.python_version(), **info.libraries},
-        pack=pack,
-        weights_digest=info.weights_digest,
-        head_digest=info.head_digest,
-        backend=info.backend,
-        device=info.device,
-        dtype=info.dtype,
-        quantisation=info.quantisation,
-        tier=info.tier,
-        policy=FixedDepth.name,
+    deepest = max(arm.depth for arm in design.arms)
+    return msgspec.structs.replace(
+        run_record(info, FixedDepth(deepest), command=options.command),
         policy_parameters={"depths": [arm.depth for arm in design.arms]},
-        head_depth_limit=info.head_depth_limit,
-        context_limit=info.context_limit,
-        threads=options.threads,
-        plain_step_bytes=info.plain_step_bytes or None,
-        details=dict(info.details),
-        command=options.command,
         margin=options.margin,
         design=msgspec.to_builtins(design),
     )
@@ -125,10 +118,3 @@ def _arm_rate(arm: str, ends: list[EndRecord]) -> ArmRate:
         tokens_per_s=sum(end.rated_tokens for end in rated) / seconds if seconds else None,
         ttft_ms=median(waits) if waits else None,
     )
-
-
-def _version() -> str:
-    try:
-        return metadata.version("mtpx-lm")
-    except metadata.PackageNotFoundError:
-        return "not installed"

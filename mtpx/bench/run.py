@@ -20,9 +20,9 @@ import msgspec
 from mtpx.backend import Clock, Engine
 from mtpx.bench.blocks import CUT, blocks
 from mtpx.bench.design import PLAIN_ARM, Arm, Design, PlannedBlock
-from mtpx.bench.records import ArmRate, BenchOptions, arm_rates, request_record, run_record
+from mtpx.bench.records import ArmRate, BenchOptions, arm_rates, bench_record, request_record
 from mtpx.bench.suites import BenchPrompt, Message
-from mtpx.bench.timed import Task, TimedRun, first_difference, logit_gap, timed_run
+from mtpx.bench.timed import Task, TimedRun, first_difference, logit_gap, settled_heap, timed_run
 from mtpx.bench.verdict import Verdict, verdicts
 from mtpx.errors import BenchError, MtpxError
 from mtpx.trace.schema import Record
@@ -39,6 +39,9 @@ every time has no steady state to measure."""
 
 GUARD_FLOOR_S = 1.0
 """No run is cut under this, whatever the warm-up predicts: hiccups of a scheduler last that long."""
+
+INTERRUPTED = "interrupted"
+"""What `BenchResult.stopped` says after Ctrl-C; otherwise it is the sentence of an error."""
 
 WARMUP_PROMPT = "Describe in a few plain sentences what a gardener does in each month of the year."
 
@@ -68,7 +71,8 @@ class BenchModel(Protocol):
 
 
 class BenchResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a bench found: a verdict for every arm, every arm's speed, and why it stopped early."""
+    """What a bench found: a verdict for every arm, every arm's speed, and why it stopped early
+    (`INTERRUPTED`, the sentence of an error, or "")."""
 
     design: Design
     verdicts: list[Verdict]
@@ -120,7 +124,8 @@ def run_bench(
     not fit, a budget too small, an arm whose warm-up fails or never stops compiling.
     """
     bench = _Bench(model, design, options or BenchOptions(), write, progress, clock)
-    return bench.run(prompts)
+    with settled_heap():
+        return bench.run(prompts)
 
 
 class _Bench:
@@ -147,13 +152,13 @@ class _Bench:
     def run(self, prompts: Sequence[BenchPrompt]) -> BenchResult:
         tasks = self._tasks(prompts)
         stopped = ""
-        self._keep(run_record(self.model.pack.name, self.engine.info, self.design, self.options))
+        self._keep(bench_record(self.engine.info, self.design, self.options))
         try:
             self._warm_up()
             for block in self.design.blocks:
                 self._block(block, tasks[block.suite, block.prompt])
         except KeyboardInterrupt:
-            stopped = "interrupted"
+            stopped = INTERRUPTED
         except _Stopped as reason:
             stopped = str(reason)
         judged = verdicts(blocks(self.kept), self.options.margin)

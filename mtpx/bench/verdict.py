@@ -156,8 +156,7 @@ def judge(
     immaterial. Raises `BenchError` for a margin that is not finite or at most -1, and for blocks of
     several arms.
     """
-    if not math.isfinite(margin) or margin <= -1.0:
-        raise BenchError(f"the margin must be a number above -1, such as 0.02, got {margin:g}")
+    check_margin(margin)
     arms = {block.arm for block in blocks}
     if len(arms) > 1:
         raise BenchError(f"a verdict is about one arm, got blocks of {', '.join(sorted(arms))}")
@@ -205,6 +204,12 @@ def judge(
         else None,
     )
     return _null(verdict) if all(block.null for block in usable) and usable else verdict
+
+
+def check_margin(margin: float) -> None:
+    """Raises `BenchError` for a margin no verdict can be drawn with."""
+    if not math.isfinite(margin) or margin <= -1.0:
+        raise BenchError(f"the margin must be a number above -1, such as 0.02, got {margin:g}")
 
 
 def _values(blocks: Iterable[Block]) -> dict[tuple[str, str], float]:

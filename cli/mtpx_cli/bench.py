@@ -1,0 +1,287 @@
+"""`mtpx bench`: does MTP pay here, for this model, on this machine, for this text?"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mtpx_cli.loading import engine_options, load_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mtpx.bench.design import Arm, Design
+    from mtpx.bench.records import BenchOptions
+    from mtpx.bench.run import BenchModel, BenchResult
+    from mtpx.bench.suites import BenchPrompt
+    from mtpx.trace.schema import Record
+
+ANSWERS = ["pays", "does not pay"]
+
+HOLDS, DENIED, OPEN = 0, 1, 3
+"""Exit statuses of `--check`; 2 is an error."""
+
+
+class Depths(click.ParamType[tuple[int, ...]]):
+    """Depths separated by commas."""
+
+    name = "N[,N...]"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(int(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a depth, such as 1, or several, such as 1,3", param, ctx)
+
+
+def sampling(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that are fields of `mtpx.sampling.Sampling`."""
+    for option in reversed(
+        [
+            click.option(
+                "--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."
+            ),
+            click.option("--top-p", type=float, default=1.0, show_default=True),
+            click.option("--top-k", type=int, default=0, show_default=True, help="0 is off."),
+            click.option("--min-p", type=float, default=0.0, show_default=True),
+            click.option("--repeat-penalty", type=float, default=1.0, show_default=True),
+            click.option("--presence-penalty", type=float, default=0.0, show_default=True),
+            click.option("--frequency-penalty", type=float, default=0.0, show_default=True),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("pack", required=False)
+@click.option(
+    "--plain-baseline",
+    is_flag=True,
+    help="Match every MTP run with a plain one. Without it there is no verdict.",
+)
+@click.option(
+    "--depths",
+    "--depth",
+    type=Depths(),
+    help="Depths to time, each an arm of its own.  [default: 1]",
+)
+@click.option(
+    "--prompts",
+    type=int,
+    help="Prompts in all.  [default: 6 a suite, and all of your own]",
+)
+@click.option(
+    "--repeats", type=int, default=1, show_default=True, help="Blocks a prompt and depth."
+)
+@click.option("--suite", "suites", multiple=True, help="A shipped suite.  [default: chat and code]")
+@click.option(
+    "--prompt-file",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Your own prompts: JSON Lines, or text with one a line.",
+)
+@click.option(
+    "--max-tokens", type=int, default=64, show_default=True, help="Token budget of a run."
+)
+@sampling
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Of the sampling, the choice of prompts and their order.",
+)
+@click.option(
+    "--margin",
+    type=float,
+    default=0.02,
+    show_default=True,
+    help="What MTP must gain to pay, as a fraction.",
+)
+@click.option(
+    "--ignore-eos",
+    is_flag=True,
+    help="Decode on after the end of the text; what follows it is not part of the rate.",
+)
+@click.option(
+    "--null-control",
+    is_flag=True,
+    help="Time plain against plain: is this machine quiet enough? Alone unless --depths is given.",
+)
+@click.option(
+    "--check",
+    type=click.Choice(ANSWERS),
+    help="Exit with 0 if this is the verdict, 1 if it is the other, 3 if there is none.",
+)
+@click.option(
+    "--trace",
+    "trace_path",
+    type=click.Path(path_type=Path),
+    help="Where the trace goes.  [default: the state directory]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, on one line.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
+@engine_options
+@click.pass_context
+def bench(
+    ctx: click.Context,
+    /,
+    pack: str | None,
+    plain_baseline: bool,
+    depths: tuple[int, ...] | None,
+    prompts: int | None,
+    repeats: int,
+    suites: tuple[str, ...],
+    files: tuple[Path, ...],
+    max_tokens: int,
+    seed: int,
+    margin: float,
+    ignore_eos: bool,
+    null_control: bool,
+    check: str | None,
+    trace_path: Path | None,
+    as_json: bool,
+    quiet: bool,
+    backend: str,
+    device: str,
+    threads: int | None,
+    context: int | None,
+    **sampled: Any,
+) -> None:
+    """Time PACK with its MTP head and, with --plain-baseline, without it: does MTP pay?
+
+    Every prompt is decoded in blocks of four runs, plain, MTP, MTP, plain or the other way round. The
+    sample size is fixed before the first one. PACK is the last one used unless given.
+    """
+    from mtpx.bench.design import design, gather
+    from mtpx.bench.records import BenchOptions
+    from mtpx.sampling import Sampling
+
+    arms = _arms(depths, null_control)
+    baseline = plain_baseline or null_control
+    _refuse_idle_check(check, arms, baseline)
+    chosen = gather(suites, files, prompts, seed)
+    plan = design(chosen, arms, repeats=repeats, seed=seed, baseline=baseline)
+    options = BenchOptions(
+        max_tokens=max_tokens,
+        sampling=Sampling(**sampled),
+        ignore_eos=ignore_eos,
+        margin=margin,
+        command=ctx.command_path,
+    )
+    path = trace_path or _default_trace()
+    with load_model(
+        pack, backend=backend, device=device, threads=threads, context=context, quiet=quiet
+    ) as model:
+        name = model.pack.name
+        result = _run(model, plan, chosen, options, path, quiet)
+    if trace_path is None:
+        _prune()
+    if as_json:
+        _print_json(name, path, result)
+    else:
+        _print(result, path)
+    _leave(ctx, check, result)
+
+
+def _arms(depths: tuple[int, ...] | None, null_control: bool) -> list[Arm]:
+    from mtpx.bench.design import NULL_ARM, mtp_arm
+
+    if depths is None and null_control:
+        return [NULL_ARM]
+    arms = [mtp_arm(depth) for depth in (depths or (1,))]
+    return [*arms, NULL_ARM] if null_control else arms
+
+
+def _refuse_idle_check(check: str | None, arms: list[Arm], baseline: bool) -> None:
+    if check is None:
+        return
+    if not baseline:
+        raise click.UsageError(
+            "--check needs a verdict, and a verdict needs matched plain runs: add --plain-baseline."
+        )
+    if sum(arm.depth > 0 for arm in arms) != 1:
+        raise click.UsageError("--check is about one verdict: give --depths exactly one depth.")
+
+
+def _run(
+    model: BenchModel,
+    plan: Design,
+    prompts: list[BenchPrompt],
+    options: BenchOptions,
+    path: Path,
+    quiet: bool,
+) -> BenchResult:
+    from mtpx.bench.run import run_bench
+    from mtpx.trace.writer import TraceWriter
+    from mtpx_cli.bench_view import progress_line
+    from mtpx_cli.main import complain
+
+    with ExitStack() as stack:
+        line = stack.enter_context(progress_line(quiet))
+        writers: list[TraceWriter] = []
+
+        def write(record: Record) -> None:
+            # Opened with the first record: a bench that is refused leaves no empty trace behind.
+            if not writers:
+                writers.append(stack.enter_context(TraceWriter(path, warn=complain)))
+            writers[0].write(record)
+
+        return run_bench(model, plan, prompts, options, write=write, progress=line)
+
+
+def _default_trace() -> Path:
+    from mtpx.paths import traces_dir
+    from mtpx.trace.files import new_trace_path
+
+    return new_trace_path(traces_dir(), "bench")
+
+
+def _prune() -> None:
+    from mtpx.paths import traces_dir
+    from mtpx.trace.files import prune
+
+    prune(traces_dir())
+
+
+def _print(result: BenchResult, path: Path) -> None:
+    from mtpx_cli.bench_view import draw_result
+    from mtpx_cli.draw import console
+
+    out = console()
+    for part in draw_result(result):
+        out.print(part)
+    # Not wrapped: a path is there to be copied.
+    out.print(
+        f"\nTrace: {path}\n`mtpx trace report` shows its rounds and acceptance.", soft_wrap=True
+    )
+
+
+def _print_json(pack: str, path: Path, result: BenchResult) -> None:
+    import msgspec
+
+    found = {"pack": pack, "trace": str(path), **msgspec.to_builtins(result)}
+    click.echo(msgspec.json.encode(found))
+
+
+def _leave(ctx: click.Context, check: str | None, result: BenchResult) -> None:
+    """The exit status: errors first, then what `--check` asks, then whether Ctrl-C ended it."""
+    from mtpx.bench.run import INTERRUPTED
+    from mtpx.errors import BenchError
+
+    if result.stopped not in ("", INTERRUPTED):
+        raise BenchError(f"the bench was stopped by an error: {result.stopped}")
+    if check is not None:
+        found = [v.verdict for v in result.verdicts if v.arm.startswith("depth ")]
+        ctx.exit(OPEN if found[0] not in ANSWERS else HOLDS if found[0] == check else DENIED)
+    if result.stopped:
+        raise KeyboardInterrupt

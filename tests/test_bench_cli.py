@@ -1,0 +1,243 @@
+"""`mtpx bench` from the outside, on the simulated machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from simulated_bench import COSTS, NOISY, PAYS, Model, model_of
+
+import mtpx_cli.bench
+from mtpx.errors import BenchError, MtpxError, NonFiniteLogits, SamplingError
+from mtpx.simulate import Regime
+from mtpx_cli.bench_view import time_left
+from mtpx_cli.main import cli
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Runs `mtpx bench ARGS` on a regime, its clock in place of the machine's."""
+    monkeypatch.setenv("MTPX_STATE_DIR", str(tmp_path / "state"))
+
+    def invoke(
+        *args: str, regime: Regime = PAYS, prepare: Callable[[Model], None] | None = None
+    ) -> Result:
+        model = model_of(regime)
+        if prepare:
+            prepare(model)
+
+        @contextmanager
+        def loaded(pack: str | None, **options: Any) -> Iterator[Model]:
+            with monkeypatch.context() as patched:
+                patched.setattr(time, "perf_counter_ns", model.engine.clock)
+                yield model
+
+        monkeypatch.setattr(mtpx_cli.bench, "load_model", loaded)
+        return CliRunner().invoke(cli, ["bench", *args])
+
+    return invoke
+
+
+def failing_at(step: int, error: BaseException) -> Callable[[Model], None]:
+    """Makes the plain step with this number fail."""
+
+    def prepare(model: Model) -> None:
+        real, steps = model.engine.plain, iter(range(10**9))
+
+        def plain(slots: Any) -> Any:
+            if next(steps) == step:
+                raise error
+            return real(slots)
+
+        model.engine.plain = plain  # type: ignore[method-assign]
+
+    return prepare
+
+
+def traces(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "state" / "traces").glob("*.jsonl"))
+
+
+def test_bare_with_a_baseline_it_says_first_that_mtp_pays(run: Run) -> None:
+    result = run("--plain-baseline")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("MTP pays (depth 1): 1.")
+
+
+def test_bare_without_a_baseline_it_says_that_there_is_no_verdict_and_why(run: Run) -> None:
+    result = run()
+    assert result.exit_code == 0
+    assert result.stdout.startswith("No verdict on whether MTP pays: matched plain runs required")
+    assert "depth 1" in result.stdout
+
+
+def test_suites_are_judged_each_by_itself(run: Run) -> None:
+    lines = run("--plain-baseline").stdout.splitlines()
+    for name in ("chat", "code"):
+        assert any(line.split()[:2] == [name, "pays"] for line in lines)
+
+
+def test_the_result_ends_with_where_the_trace_is(run: Run, tmp_path: Path) -> None:
+    result = run("--plain-baseline", "--prompts", "6")
+    (trace,) = traces(tmp_path)
+    assert f"Trace: {trace}\n" in result.stdout
+
+
+def test_a_named_trace_goes_where_it_was_named(run: Run, tmp_path: Path) -> None:
+    run("--plain-baseline", "--prompts", "6", "--trace", str(tmp_path / "mine.jsonl"))
+    assert (tmp_path / "mine.jsonl").stat().st_size > 0
+    assert traces(tmp_path) == []
+
+
+def test_the_trace_report_gives_the_same_verdict(run: Run, tmp_path: Path) -> None:
+    made = json.loads(run("--plain-baseline", "--json").stdout)
+    read = CliRunner().invoke(cli, ["trace", "report", made["trace"], "--json"])
+    assert json.loads(read.stdout)["runs"][0]["verdicts"] == made["verdicts"]
+
+
+def test_json_holds_verdict_ratio_interval_and_suites(run: Run) -> None:
+    found = json.loads(run("--plain-baseline", "--json").stdout)
+    verdict = found["verdicts"][0]
+    assert verdict["verdict"] == "pays"
+    assert verdict["low"] < verdict["ratio"] < verdict["high"]
+    assert {part["name"] for part in verdict["per_suite"]} == {"chat", "code"}
+    assert (verdict["prompts"], verdict["blocks"]) == (12, 12)
+
+
+@pytest.mark.parametrize(
+    ("check", "regime", "status"),
+    [
+        ("pays", PAYS, 0),
+        ("pays", COSTS, 1),
+        ("does not pay", COSTS, 0),
+        ("does not pay", PAYS, 1),
+    ],
+)
+def test_check_makes_the_exit_status_follow_the_verdict(
+    run: Run, check: str, regime: Regime, status: int
+) -> None:
+    assert run("--plain-baseline", "--check", check, regime=regime).exit_code == status
+
+
+def test_check_exits_with_three_where_there_is_no_verdict(run: Run) -> None:
+    assert run("--plain-baseline", "--prompts", "5", "--check", "pays").exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["--check", "pays"], "add --plain-baseline"),
+        (["--check", "pays", "--plain-baseline", "--depths", "1,3"], "exactly one depth"),
+        (["--check", "pays", "--null-control"], "exactly one depth"),
+        (["--depths", "one"], "'one' is not a depth"),
+        (["--check", "maybe"], "'maybe' is not one of"),
+    ],
+)
+def test_options_that_make_no_sense_together_are_refused(
+    run: Run, args: list[str], sentence: str
+) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "sentence"),
+    [
+        (["--depth", "0"], BenchError, "depth 0 is plain decode"),
+        (["--depth", "9"], BenchError, "asked for depth 9"),
+        (["--depths", "1,1"], BenchError, "'depth 1' is given twice"),
+        (["--suite", "poems"], BenchError, "there is no suite 'poems'"),
+        (["--prompt-file", "/none.txt"], BenchError, "/none.txt cannot be read"),
+        (["--prompts", "0"], BenchError, "--prompts must be 1 to 32"),
+        (["--repeats", "0"], BenchError, "--repeats must be 1 or more"),
+        (["--max-tokens", "1"], BenchError, "--max-tokens must be 16 or more"),
+        (["--margin", "nan"], BenchError, "the margin must be a number"),
+        (["--temperature", "-1"], SamplingError, "temperature must be"),
+    ],
+)
+def test_what_cannot_be_benched_is_refused_in_a_sentence_and_leaves_no_trace(
+    run: Run, tmp_path: Path, args: list[str], error: type[MtpxError], sentence: str
+) -> None:
+    result = run("--plain-baseline", *args)
+    assert isinstance(result.exception, error)
+    assert sentence in str(result.exception)
+    assert traces(tmp_path) == []
+
+
+def test_two_depths_get_a_verdict_each(run: Run) -> None:
+    found = json.loads(run("--plain-baseline", "--depths", "1,3", "--json").stdout)
+    assert {v["arm"] for v in found["verdicts"]} == {"depth 1", "depth 3"}
+
+
+def test_the_null_control_alone_times_plain_against_plain(run: Run) -> None:
+    result = run("--null-control")
+    assert result.stdout.startswith("Null control: ")
+    assert "quiet enough" in result.stdout
+
+
+def test_the_null_control_of_a_noisy_machine_says_so(run: Run) -> None:
+    found = json.loads(run("--null-control", "--json", regime=NOISY).stdout)
+    assert not found["verdicts"][0]["null_control"]["quiet"]
+
+
+def test_ones_own_prompts_are_a_suite_by_the_files_name(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "letters.txt"
+    path.write_text("\n".join(f"Write letter number {i}." for i in range(7)))
+    found = json.loads(run("--plain-baseline", "--prompt-file", str(path), "--json").stdout)
+    assert [(p["name"], p["prompts"]) for p in found["verdicts"][0]["per_suite"]] == [
+        ("letters", 7)
+    ]
+
+
+def test_ctrl_c_reports_what_there_is_and_exits_as_the_shell_expects(run: Run) -> None:
+    result = run("--plain-baseline", prepare=failing_at(2000, KeyboardInterrupt()))
+    assert "No verdict on depth 1: the bench was interrupted" in result.stdout
+    assert "Measured so far: 1." in result.stdout
+    assert result.exit_code != 0
+
+
+def test_ctrl_c_never_satisfies_a_check(run: Run) -> None:
+    result = run(
+        "--plain-baseline", "--check", "pays", prepare=failing_at(2000, KeyboardInterrupt())
+    )
+    assert result.exit_code == 3
+
+
+def test_an_error_of_the_engine_is_the_sentence_it_exits_with(run: Run) -> None:
+    result = run("--plain-baseline", prepare=failing_at(2000, NonFiniteLogits("logits are NaN")))
+    assert isinstance(result.exception, BenchError)
+    assert str(result.exception) == "the bench was stopped by an error: logits are NaN"
+
+
+def test_progress_goes_to_standard_error_with_the_time_left(run: Run) -> None:
+    result = run("--plain-baseline")
+    assert "of 48 runs, about " in result.stderr
+    assert "runs, about" not in result.stdout
+
+
+def test_quiet_says_nothing_on_standard_error(run: Run) -> None:
+    assert run("--plain-baseline", "--quiet").stderr == ""
+
+
+def test_sampling_options_reach_the_runs(run: Run) -> None:
+    found = json.loads(run("--plain-baseline", "--temperature", "0.8", "--json").stdout)
+    with Path(found["trace"]).open() as file:
+        requests = [json.loads(line) for line in file if '"type":"request"' in line]
+    assert {r["sampling"]["temperature"] for r in requests} == {0.8}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "about 1 s left"), (89, "about 89 s left"), (150, "about 2 min left")],
+)
+def test_the_time_left_is_no_finer_than_the_guess(seconds: float, words: str) -> None:
+    assert time_left(seconds) == words
