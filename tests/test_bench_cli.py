@@ -100,7 +100,7 @@ def test_a_named_trace_goes_where_it_was_named(run: Run, tmp_path: Path) -> None
 def test_the_trace_report_gives_the_same_verdict(run: Run, tmp_path: Path) -> None:
     made = json.loads(run("--plain-baseline", "--json").stdout)
     read = CliRunner().invoke(cli, ["trace", "report", made["trace"], "--json"])
-    assert json.loads(read.stdout)["runs"][0]["verdicts"] == made["verdicts"]
+    assert json.loads(read.stdout)["files"][0]["runs"][0]["verdicts"] == made["verdicts"]
 
 
 def test_json_holds_verdict_ratio_interval_and_suites(run: Run) -> None:
@@ -199,7 +199,7 @@ def test_ones_own_prompts_are_a_suite_by_the_files_name(run: Run, tmp_path: Path
 
 
 def test_ctrl_c_reports_what_there_is_and_exits_as_the_shell_expects(run: Run) -> None:
-    result = run("--plain-baseline", prepare=failing_at(2000, KeyboardInterrupt()))
+    result = run("--plain-baseline", prepare=failing_at(1500, KeyboardInterrupt()))
     assert "No verdict on depth 1: the bench was interrupted" in result.stdout
     assert "Measured so far: 1." in result.stdout
     assert result.exit_code != 0
@@ -207,13 +207,13 @@ def test_ctrl_c_reports_what_there_is_and_exits_as_the_shell_expects(run: Run) -
 
 def test_ctrl_c_never_satisfies_a_check(run: Run) -> None:
     result = run(
-        "--plain-baseline", "--check", "pays", prepare=failing_at(2000, KeyboardInterrupt())
+        "--plain-baseline", "--check", "pays", prepare=failing_at(1500, KeyboardInterrupt())
     )
     assert result.exit_code == 3
 
 
 def test_an_error_of_the_engine_is_the_sentence_it_exits_with(run: Run) -> None:
-    result = run("--plain-baseline", prepare=failing_at(2000, NonFiniteLogits("logits are NaN")))
+    result = run("--plain-baseline", prepare=failing_at(1500, NonFiniteLogits("logits are NaN")))
     assert isinstance(result.exception, BenchError)
     assert str(result.exception) == "the bench was stopped by an error: logits are NaN"
 

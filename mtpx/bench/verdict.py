@@ -30,7 +30,7 @@ from typing import Literal
 import msgspec
 
 from mtpx.bench import intervals
-from mtpx.bench.blocks import Block
+from mtpx.bench.blocks import NOT_RUN, Block
 from mtpx.bench.intervals import Effect
 from mtpx.errors import BenchError
 
@@ -260,8 +260,10 @@ def _too_few(prompts: int, void: Sequence[Block]) -> str:
 
 
 def _cut(void: Sequence[Block]) -> str:
+    # Blocks that were never begun follow from the one that was cut.
+    why = next((block.void for block in void if block.void != NOT_RUN), void[0].void)
     blocks = "one block is" if len(void) == 1 else f"{len(void)} blocks are"
-    return f"{void[0].void}, so {blocks} missing, and a bench cut short has no verdict"
+    return f"{why}, so {blocks} missing, and a bench cut short has no verdict"
 
 
 def _answer(
