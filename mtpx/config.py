@@ -17,18 +17,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PYPI = "https://index.example/simple/"
-"""The public package index, the one pip uses unless told otherwise."""
-
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What the process's environment asks for. `None`: the platform's own place."""
+    """What the process's environment asks for. `None`: the platform's own place; without an index,
+    pip is asked where a wheel lies."""
 
     cache_dir: Path | None = None
     state_dir: Path | None = None
     config_dir: Path | None = None
-    index_url: str = PYPI
+    index_url: str | None = None
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> Environment:
@@ -39,7 +37,7 @@ class Environment:
             cache_dir=_folder(env.get("MTPX_CACHE_DIR")),
             state_dir=_folder(env.get("MTPX_STATE_DIR")),
             config_dir=_folder(env.get("MTPX_CONFIG_DIR")),
-            index_url=env.get("MTPX_INDEX_URL") or env.get("PIP_INDEX_URL") or PYPI,
+            index_url=env.get("MTPX_INDEX_URL") or env.get("PIP_INDEX_URL") or None,
         )
 
 

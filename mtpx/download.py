@@ -94,6 +94,37 @@ def resume(url: str, part: Path, size: int, progress: Progress | None = None) ->
             _pause(failures)
 
 
+def copy(url: str, part: Path, size: int, progress: Progress | None = None) -> None:
+    """Make `part` a copy of the file, `size` bytes long, that a file: URL names.
+
+    Raises `PackError` when that cannot be read or is of another size, `OSError` when the disk
+    refuses.
+    """
+    path = Path(urllib.request.url2pathname(urlsplit(url).path))
+
+    def read() -> bytes:
+        try:
+            return file.read(CHUNK)
+        except OSError as error:
+            raise PackError(f"cannot read {path}: {error.strerror or error}") from None
+
+    if not path.is_file():
+        raise PackError(f"there is no file {path}")
+    if (found := length(path)) != size:
+        raise PackError(f"{path} holds {found} bytes where {size} were expected")
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise PackError(f"cannot read {path}: {error.strerror or error}") from None
+    with file, part.open("wb") as out:
+        done = 0
+        while chunk := read():
+            out.write(chunk)
+            done += len(chunk)
+            if progress:
+                progress(min(done, size), size)
+
+
 def _receive(url: str, part: Path, have: int, size: int, progress: Progress | None) -> None:
     """One connection's worth."""
     headers = {"Accept-Encoding": "identity"}

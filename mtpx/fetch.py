@@ -1,8 +1,9 @@
 """Weights out of a wheel on a package index.
 
-A wheel is used as a container: found through the index's simple API (PEP 503, PEP 691), fetched,
-checked against the manifest's digest, the files wanted taken out, checked again, and the wheel
-deleted. Nothing in it is installed or run. A file has its own name only once it is whole and right.
+A wheel is used as a container: found through the index that was named (`mtpx.simple_index`) or by pip
+(`mtpx.ask_pip`), fetched, checked against the manifest's digest, the files wanted taken out, checked
+again, and the wheel deleted. Nothing in it is installed or run. A file has its own name only once it
+is whole and right.
 
 Without a network of its own a machine can be helped: a wheel fetched elsewhere (`pip download
 --no-deps PROJECT==VERSION`) and put into the pack's weights folder is used instead.
@@ -12,28 +13,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import urldefrag, urljoin, urlsplit
+from urllib.parse import urlsplit
 
-import msgspec
-
-from mtpx import digests, download
+from mtpx import ask_pip, digests, download, simple_index
 from mtpx.config import Environment
 from mtpx.digests import CHUNK, Progress
 from mtpx.errors import PackError
 from mtpx.manifest import PackFile, PyPISource
-
-ACCEPT = (
-    "application/vnd.pypi.simple.v1+json, "
-    "application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
-)
 
 LOCK_POLL_S = 0.2
 """How often a process that waits for another one's fetch looks at how far it got."""
@@ -60,7 +52,13 @@ def wheel_members(
             return
         _check_space(source, missing, wheel)
         if not wheel.exists():
-            _fetch(source, index, wheel, progress)
+            try:
+                _fetch(source, index, wheel, progress)
+            except PackError as error:
+                raise PackError(
+                    f"{error}; or by hand: `pip download --no-deps {source.project}=="
+                    f"{source.version}`, and put {source.wheel} into {folder}"
+                ) from None
         elif (found := digests.sha256(wheel)) != source.sha256:
             raise PackError(
                 f"{wheel} is not the wheel its manifest names (sha256 {found}, expected "
@@ -71,12 +69,13 @@ def wheel_members(
         wheel.unlink()
 
 
-def _fetch(source: PyPISource, index: str, wheel: Path, progress: Progress | None) -> None:
-    url = _locate(source, index, wheel.parent)
+def _fetch(source: PyPISource, index: str | None, wheel: Path, progress: Progress | None) -> None:
+    url = _locate(source, index)
+    receive = download.copy if urlsplit(url).scheme == "file" else download.resume
     part = _part(wheel)
     resumed = part.exists()
     while True:
-        download.resume(url, part, source.size, progress)
+        receive(url, part, source.size, progress)
         found = digests.sha256(part)
         if found == source.sha256:
             part.replace(wheel)
@@ -94,90 +93,15 @@ def _part(wheel: Path) -> Path:
     return wheel.with_name(wheel.name + ".part")
 
 
-class _Listed(msgspec.Struct):
-    filename: str
-    url: str
-    hashes: dict[str, str] = {}
-
-
-class _Page(msgspec.Struct):
-    files: list[_Listed]
-
-
-class _Anchors(HTMLParser):
-    """The file links of a PEP 503 page, for an index that does not speak JSON."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hrefs: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "a":
-            self.hrefs += [value for name, value in attrs if name == "href" and value]
-
-
-def _locate(source: PyPISource, index: str, folder: Path) -> str:
-    """The wheel's URL, from the index, else from the manifest."""
-    by_hand = (
-        f"or fetch it elsewhere (pip download --no-deps {source.project}=={source.version}) and put "
-        f"{source.wheel} into {folder}"
-    )
-    project = re.sub(r"[-_.]+", "-", source.project).lower()
-    page = f"{index.rstrip('/')}/{project}/"
+def _locate(source: PyPISource, index: str | None) -> str:
+    """The wheel's URL: from the index if one was named, else from pip; failing that, the
+    manifest's."""
     try:
-        for listed in _listing(page):
-            if listed.filename == source.wheel:
-                stated = listed.hashes.get("sha256", source.sha256)
-                if stated != source.sha256:
-                    raise PackError(
-                        f"{download.shown(page)} lists another {source.wheel} (sha256 {stated}, "
-                        f"expected {source.sha256}); use another index (MTPX_INDEX_URL)"
-                    )
-                return _with_credentials(listed.url, page)
-    except download.NotThere:
-        pass
-    except PackError as error:
+        return simple_index.where(source, index) if index else ask_pip.where(source)
+    except PackError:
         if source.url is None:
-            raise PackError(f"{error}, {by_hand}") from None
-    if source.url is not None:
+            raise
         return source.url
-    raise PackError(
-        f"{download.shown(page)} has no {source.wheel}; use another index (MTPX_INDEX_URL), {by_hand}"
-    )
-
-
-def _listing(page: str) -> Iterator[_Listed]:
-    body, kind, base = download.page(page, ACCEPT)
-    try:
-        if kind.endswith("json"):
-            listed = msgspec.json.decode(body, type=_Page).files
-        else:
-            anchors = _Anchors()
-            anchors.feed(body.decode("utf-8", "replace"))
-            listed = [_from_link(href) for href in anchors.hrefs]
-        for file in listed:
-            yield _Listed(file.filename, urljoin(base, file.url), file.hashes)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise PackError(
-            f"{download.shown(page)} does not answer as a package index does ({error}); check "
-            "MTPX_INDEX_URL or PIP_INDEX_URL"
-        ) from None
-
-
-def _from_link(href: str) -> _Listed:
-    url, fragment = urldefrag(href)
-    algorithm, _, digest = fragment.partition("=")
-    hashes = {"sha256": digest} if algorithm == "sha256" else {}
-    return _Listed(urlsplit(url).path.rpartition("/")[2], url, hashes)
-
-
-def _with_credentials(url: str, page: str) -> str:
-    """The index's own user and password, for a file on the same host (as pip does)."""
-    user, at, host = urlsplit(page).netloc.rpartition("@")
-    parts = urlsplit(url)
-    if at and parts.netloc == host:
-        return parts._replace(netloc=f"{user}@{host}").geturl()
-    return url
 
 
 def _extract(wheel: Path, file: PackFile, to: Path) -> None:

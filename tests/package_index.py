@@ -38,8 +38,16 @@ def wheel_of(members: dict[str, bytes], how: int = zipfile.ZIP_DEFLATED) -> byte
     return buffer.getvalue()
 
 
+METADATA = b"Metadata-Version: 2.1\nName: some-model\nVersion: 1.0\n"
 WHEEL = wheel_of(
-    {"some_model/weights.gguf": WEIGHTS, "some_model/__init__.py": b"raise SystemExit"}
+    {
+        "some_model/weights.gguf": WEIGHTS,
+        "some_model/__init__.py": b"raise SystemExit",
+        "some_model-1.0.dist-info/METADATA": METADATA,
+        "some_model-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: tests\n"
+        b"Root-Is-Purelib: true\nTag: py3-none-any\n",
+        "some_model-1.0.dist-info/RECORD": b"",
+    }
 )
 FILE = PackFile(
     name="weights.gguf", path="some_model/weights.gguf", sha256=sha(WEIGHTS), size=len(WEIGHTS)
@@ -96,6 +104,8 @@ def handler_for(index: Index) -> type[http.server.BaseHTTPRequestHandler]:
                 self.answer(200, index.page if index.page is not None else page, index.page_type)
             elif self.path == f"/files/{NAME}":
                 self.serve_wheel(asked)
+            elif self.path == f"/files/{NAME}.metadata":
+                self.answer(200, METADATA, "text/plain")
             else:
                 self.answer(404, b"no", "text/plain")
 

@@ -379,6 +379,6 @@ def test_no_network_says_how_to_bring_the_wheel_by_hand(index: Index, tmp_path: 
     index.url = "http://127.0.0.1:9"
     with pytest.raises(PackError) as error:
         index.fetch(tmp_path)
-    assert f"pip download --no-deps Some_Model==1.0) and put {NAME} into {tmp_path}" in str(
+    assert f"`pip download --no-deps Some_Model==1.0`, and put {NAME} into {tmp_path}" in str(
         error.value
     )

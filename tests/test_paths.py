@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mtpx import paths
-from mtpx.config import PYPI, Environment
+from mtpx.config import Environment
 
 FOLDERS = {
     "MTPX_CACHE_DIR": paths.cache_dir,
@@ -48,13 +48,12 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("environ", "index"),
     [
-        ({}, PYPI),
+        ({}, None),
         ({"PIP_INDEX_URL": "https://pip"}, "https://pip"),
         ({"PIP_INDEX_URL": "https://pip", "MTPX_INDEX_URL": "https://mine"}, "https://mine"),
         ({"PIP_INDEX_URL": "https://pip", "MTPX_INDEX_URL": ""}, "https://pip"),
+        ({"PIP_INDEX_URL": "", "MTPX_INDEX_URL": ""}, None),
     ],
 )
-def test_the_index_is_ours_then_pips_then_the_public_one(
-    environ: dict[str, str], index: str
-) -> None:
+def test_the_index_is_ours_then_pips_then_none(environ: dict[str, str], index: str | None) -> None:
     assert Environment.from_environ(environ).index_url == index
