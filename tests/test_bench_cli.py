@@ -178,6 +178,11 @@ def test_two_depths_get_a_verdict_each(run: Run) -> None:
     assert {v["arm"] for v in found["verdicts"]} == {"depth 1", "depth 3"}
 
 
+def test_a_choice_among_depths_is_not_taken_for_a_verdict(run: Run) -> None:
+    assert "partly luck" in run("--plain-baseline", "--depths", "1,3").stdout
+    assert "partly luck" not in run("--plain-baseline").stdout
+
+
 def test_the_null_control_alone_times_plain_against_plain(run: Run) -> None:
     result = run("--null-control")
     assert result.stdout.startswith("Null control: ")

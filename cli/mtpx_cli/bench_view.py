@@ -93,6 +93,11 @@ def draw_result(result: BenchResult) -> Iterable[RenderableType]:
     if result.design.baseline:
         for verdict in result.verdicts:
             yield from draw_verdict(verdict)
+        if sum(arm.depth > 0 for arm in result.design.arms) > 1:
+            yield Text(
+                "Each verdict stands for itself. The best of several depths is partly luck: "
+                "bench it alone before quoting its figure."
+            )
     else:
         yield no_verdict(result.verdicts[0].reason)
     if result.rates:
