@@ -72,11 +72,17 @@ def test_an_optional_tensor_may_be_absent_but_not_misshapen() -> None:
         check_tensors({**found, "mtp.draft_vocab": [2, 2]}, expected, optional)
 
 
-def test_a_head_of_two_layers_expects_two_blocks() -> None:
-    two = msgspec.structs.replace(LLAMA, layers=2)
-    expected = expected_tensors(two, **SMOLLM2)
-    assert expected["mtp.layers.1.mlp.down_proj.weight"] == (576, 1536)
-    assert len(expected) == len(expected_tensors(LLAMA, **SMOLLM2)) + 9
+def test_a_head_of_two_layers_is_refused_and_said_to_have_two() -> None:
+    two = declared({"family": "llama-mtp", "layers": 2})
+    with pytest.raises(PackError, match=r"has 2 layers; heads of one layer run today"):
+        require_wired(two)
+    with pytest.raises(PackError, match=r"has 2 layers; heads of one layer run today"):
+        expected_tensors(two, **SMOLLM2)
+
+
+def test_a_block_of_another_kind_has_no_expected_tensors() -> None:
+    with pytest.raises(PackError, match="'mamba' is not wired"):
+        expected_tensors(msgspec.structs.replace(LLAMA, block="mamba"), **SMOLLM2)
 
 
 def test_own_matrices_have_the_vocabularys_size() -> None:

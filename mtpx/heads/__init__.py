@@ -1,0 +1,29 @@
+"""MTP heads as declared data.
+
+Every family does the same mathematics with different wiring, and a wrong wire is silent: the text
+stays right, acceptance drops. So a head's wiring is a `HeadContract`, its tensor names and shapes
+are checked against the trunk before anything is loaded, and a family nobody has wired is refused
+with what is known about it.
+"""
+
+from __future__ import annotations
+
+from mtpx.heads.contract import FAR_DEPTH, RECYCLED_DEPTH_LIMIT, HeadContract, Role
+from mtpx.heads.declare import declared
+from mtpx.heads.families import FAMILIES, Family, require_wired
+from mtpx.heads.tensors import Shape, check_draft_vocab, check_tensors, expected_tensors
+
+__all__ = [
+    "FAMILIES",
+    "FAR_DEPTH",
+    "RECYCLED_DEPTH_LIMIT",
+    "Family",
+    "HeadContract",
+    "Role",
+    "Shape",
+    "check_draft_vocab",
+    "check_tensors",
+    "declared",
+    "expected_tensors",
+    "require_wired",
+]
