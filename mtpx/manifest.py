@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from mtpx.errors import MtpxError, PackError
-from mtpx.heads import HeadContract, declared
+from mtpx.heads import FAR_DEPTH, HeadContract, declared
 from mtpx.sampling import Sampling
 
 SCHEMA = 1
@@ -91,8 +91,10 @@ class Manifest(Strict, frozen=True):
     """What a pack is and where it comes from.
 
     `family` is the trunk's architecture; `context` the limit in tokens; `sources` are in order of
-    preference; `sampling` the pack's defaults; `prior_costs[k]` what a round at depth k is taken to
-    cost before it was measured, in plain rounds; `evidence` what was measured where, free-form.
+    preference; `sampling` the pack's defaults; `depth` the drafts a round that were measured best for
+    the pack, 0 where plain decoding was, `None` where nobody measured; `prior_costs[k]` what a round
+    at depth k is taken to cost before it was measured, in plain rounds; `evidence` what was measured
+    where, free-form.
     """
 
     schema: int
@@ -106,6 +108,7 @@ class Manifest(Strict, frozen=True):
     sources: list[Source]
     head: Head | None = None
     sampling: Sampling = Sampling()
+    depth: int | None = None
     prior_costs: list[float] = []
     evidence: dict[str, Any] = {}
 
@@ -190,6 +193,7 @@ def _check(manifest: Manifest) -> None:
         raise PackError(f"`context` must be a number of tokens from 1, found {manifest.context}")
     if not manifest.sources:
         raise PackError("`sources` is empty; say where the files come from")
+    _check_depth(manifest)
     for cost in manifest.prior_costs:
         if not (math.isfinite(cost) and cost > 0):
             raise PackError(f"`prior_costs` must be above 0, found {cost:g}")
@@ -201,6 +205,19 @@ def _check(manifest: Manifest) -> None:
         _check_digest("the head", manifest.head.sha256)
         if manifest.head.size is not None:
             _check_size("the head", manifest.head.size)
+
+
+def _check_depth(manifest: Manifest) -> None:
+    if manifest.depth is None:
+        return
+    if not 0 <= manifest.depth <= FAR_DEPTH:
+        raise PackError(
+            f"`depth` must be a number of drafts a round, 0 to {FAR_DEPTH}, found {manifest.depth}"
+        )
+    limit = manifest.head.contract.draft_depth_limit if manifest.head else 0
+    if manifest.depth > limit:
+        why = f"its head drafts {limit} at most" if manifest.head else "it has no head"
+        raise PackError(f"`depth` recommends {manifest.depth} drafts a round, but {why}")
 
 
 def _check_files(manifest: Manifest) -> None:

@@ -22,6 +22,7 @@ license = "MIT"
 family = "llama"
 context = 128
 quantisation = "none"
+depth = 2
 prior_costs = [1.0, 1.2]
 
 [[sources]]
@@ -72,6 +73,7 @@ def test_a_manifest_holds_what_it_says() -> None:
     assert manifest.files[0].member == "some_model/weights.gguf"
     assert manifest.size == 2000
     assert manifest.sampling == Sampling(temperature=0.5)
+    assert manifest.depth == 2
     assert manifest.prior_costs == [1.0, 1.2]
     assert manifest.evidence == {"anything": {"goes": [1, "two"]}}
     assert manifest.head
@@ -100,6 +102,18 @@ def test_a_manifest_holds_what_it_says() -> None:
         ("context = 128", "", "context"),
         ('license = "MIT"', 'license = " "', "license"),
         ('description = "a', 'description = "\\u001b[31ma', "description"),
+        (
+            "depth = 2",
+            "depth = -1",
+            "`depth` must be a number of drafts a round, 0 to 64, found -1",
+        ),
+        (
+            "depth = 2",
+            "depth = 65",
+            "`depth` must be a number of drafts a round, 0 to 64, found 65",
+        ),
+        ("depth = 2", "depth = true", "depth"),
+        ("depth = 2", "depth = 9", "recommends 9 drafts a round, but its head drafts 8 at most"),
         ("[1.0, 1.2]", "[1.0, 0.0]", "prior_costs"),
         ("[1.0, 1.2]", "[1.0, inf]", "prior_costs"),
         ("size = 2000", "size = 0", "size of weights.gguf"),
@@ -134,6 +148,28 @@ def test_a_field_that_cannot_be_is_refused_and_named(old: str, new: str, said: s
     with pytest.raises(PackError, match=re.escape(said)) as error:
         parse(GOOD.replace(old, new, 1).encode(), "here/pack.toml")
     assert str(error.value).startswith("here/pack.toml: ")
+
+
+def without_head(text: str) -> str:
+    return text[: text.index("[head]")]
+
+
+def test_a_pack_without_a_head_recommends_plain_decoding_at_most() -> None:
+    text = without_head(GOOD)
+    assert parse(text.replace("depth = 2", "depth = 0").encode()).depth == 0
+    with pytest.raises(PackError, match="recommends 2 drafts a round, but it has no head"):
+        parse(text.encode())
+
+
+def test_a_pack_need_not_recommend_a_depth() -> None:
+    assert parse(GOOD.replace("depth = 2", "").encode()).depth is None
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_depth_up_to_the_heads_own_limit_may_be_recommended(depth: int) -> None:
+    text = GOOD.replace("depth = 2", f"depth = {depth}")
+    limited = text.replace('family = "llama-mtp"', 'family = "llama-mtp"\ndraft_depth_limit = 3')
+    assert parse(limited.encode()).depth == depth
 
 
 def test_two_files_of_one_name_are_refused_whatever_their_case() -> None:
