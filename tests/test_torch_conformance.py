@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3, rows, own vocabulary of drafts": {
         "family": "qwen3",
         "product": "rows",
-        "draft_vocab": 20,
+        "draft_vocab": 36,
         "head_dim": 16,
     },
     "qwen2, hidden first, before the norms": {

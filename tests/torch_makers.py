@@ -80,7 +80,9 @@ def save_head(
         tensor = torch.randn(sizes, generator=generator) * 0.1
         if name.endswith("fc.weight"):
             # Its embedding half passes the token on, which is what the trunk mostly goes by.
-            half = slice(0, sizes[0]) if wiring.order == "embedding-hidden" else slice(sizes[0], None)
+            half = (
+                slice(0, sizes[0]) if wiring.order == "embedding-hidden" else slice(sizes[0], None)
+            )
             tensor[:, half] += torch.eye(sizes[0])
         tensors[name] = tensor if len(sizes) > 1 else tensor + 1.0 - wiring.norm_offset
     save_file(tensors, path)

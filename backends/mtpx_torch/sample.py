@@ -53,7 +53,8 @@ def penalise(
     r = sampling.repeat_penalty
     if r != 1.0:
         x = torch.where(prompt | made, torch.where(x > 0, x / r, x * r), x)
-    return x - sampling.presence_penalty * made - sampling.frequency_penalty * counts
+    # One subtraction, as the reference does it: two would round differently.
+    return x - (sampling.presence_penalty * made.double() + sampling.frequency_penalty * counts)
 
 
 def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
