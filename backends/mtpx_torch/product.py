@@ -4,7 +4,7 @@ On a CPU, torch's own float32 `linear` takes a path for 1 to 4 rows that reads t
 of the memory's speed, and costs more at 3 rows than at 8 (measured: docs/hardware.md). oneDNN's
 product over weights packed once at load is flat over 1 to 8 rows, and plain decode on it is two to
 three times as fast: an `mtp_pays` measured against the slow form would be a lie. It is also cheaper
-over 4 rows than over 1, so fewer rows than `ROW_BUCKET` are padded to it (by the trunk, once).
+over 4 rows than over 1, so fewer rows than `ROW_BUCKET` are padded to it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch.nn.functional as F
 
 ROW_BUCKET = 4
 """Packed products run over at least this many rows: the cheapest count under 8, and the same bits
-for a row whether it ran alone or beside three others."""
+for a row whether it ran alone or beside three others. The product pads by itself; the trunk pads its
+rows once, so that its many products need not."""
 
 _PACK_ROWS_HINT = 64
 """Row count oneDNN lays the weights out for; 64 was as good as 4 for few rows and as many rows."""
@@ -46,10 +47,13 @@ class PackedProduct:
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.shape[0]
+        if rows < ROW_BUCKET:
+            x = F.pad(x, (0, 0, 0, ROW_BUCKET - rows))
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
             x, self.weight, self.bias, "none", [], ""
         )
-        return y
+        return y[:rows]
 
 
 def packed_works() -> bool:

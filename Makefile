@@ -1,0 +1,49 @@
+# make demo   sets everything up, fetches the embedded model, benches it, reports
+# make test   sets everything up and passes the tests, lint, types and layering included
+# Both need Python 3.11 or newer and make; PYTHON=python3.12 chooses another interpreter.
+
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test setup lint types layers unit bench overhead clean
+
+demo: setup
+	$(BIN)/mtpx bench smollm2-135m --plain-baseline
+	@echo
+	$(BIN)/mtpx trace report
+
+test: lint types layers unit
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "mtpx needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+layers: setup
+	$(BIN)/lint-imports
+
+unit: setup
+	$(BIN)/pytest
+
+bench: setup
+	$(BIN)/mtpx bench --plain-baseline
+
+overhead: setup
+	$(BIN)/python -m mtpx.simulate --overhead
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
