@@ -40,6 +40,9 @@ on every device seen so far. Whether it pays here is what `mtpx bench --plain-ba
 
 DEFAULT_MAX_TOKENS = 512
 
+SEEDS = 2**64
+"""How many seeds there are: a word of the uniforms' counter."""
+
 
 def load(
     pack: str | Path | None = None,
@@ -57,9 +60,11 @@ def load(
 
     `device`: "auto", "cpu", "cuda", "cuda:1", ...; `threads`: host threads; `context`: tokens to make
     room for; `extra`: settings of the backend; `progress(done, total)` in bytes, while weights are
-    fetched or checked; `offline` refuses to fetch. Raises `PackError` and `BackendError`.
+    fetched or checked; `offline` refuses to fetch. Raises `PackError` and `BackendError`, before
+    anything is fetched where it can.
     """
     name = packs.default_name() if pack is None else pack
+    packs.find(name)
     chosen = choose_backend(backend, device)
     resolved = packs.resolve(name, progress=progress, offline=offline)
     with open_checkpoint(resolved.weights) as checkpoint:
@@ -72,9 +77,10 @@ def load(
         max_width=max_width,
         extra=dict(extra or {}),
     )
+    template = _template(tokenizer)
     engine = chosen.load(resolved, options)
     packs.remember(name)
-    return Model(resolved, engine, tokenizer, end_ids)
+    return Model(resolved, engine, tokenizer, end_ids, template)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +97,15 @@ class Model:
     """A pack loaded on a device. One answer at a time; `close()` releases the weights."""
 
     def __init__(
-        self, pack: packs.Pack, engine: Engine, tokenizer: Tokenizer, end_ids: frozenset[int]
+        self,
+        pack: packs.Pack,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        end_ids: frozenset[int],
+        template: ChatTemplate | None,
     ) -> None:
-        self.pack, self.engine, self.tokenizer, self.end_ids = pack, engine, tokenizer, end_ids
-        template = tokenizer.chat_template
-        self.template = (
-            None if template is None else ChatTemplate(template, tokenizer.special_texts)
-        )
+        self.pack, self.engine, self.tokenizer = pack, engine, tokenizer
+        self.end_ids, self.template = end_ids, template
 
     def __enter__(self) -> Self:
         return self
@@ -112,14 +120,16 @@ class Model:
         """Token ids of a conversation, by the model's chat template, ready for its answer; or of
         text as it is. Raises `PromptError` for an empty one, and for messages without a template."""
         if isinstance(content, str):
-            if not content:
-                raise PromptError("the prompt is empty: give some text")
-            return self.tokenizer.encode(content)
-        if self.template is None:
+            tokens = self.tokenizer.encode(content)
+        elif self.template is None:
             raise PromptError(
                 f"{self.pack.name} has no chat template: give it text to continue (--raw)"
             )
-        return self.tokenizer.encode(self.template.render(content))
+        else:
+            tokens = self.tokenizer.encode(self.template.render(content))
+        if not tokens or content == "":
+            raise PromptError("the prompt is empty: give some text")
+        return tokens
 
     def generate(self, prompt: str | Sequence[Message], **options: Any) -> Generation:
         """The whole answer. Takes what `stream` takes."""
@@ -138,7 +148,7 @@ class Model:
         sampling: Sampling | None = None,
         seed: int | None = None,
         depth: Depth = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         trace: TraceTo | Path | str | None = None,
         on_prefill: Progress | None = None,
@@ -149,14 +159,22 @@ class Model:
 
         `prompt`: a question (put into the chat template, after `system`), a list of messages, or
         with `raw` text to continue. `sampling` replaces the pack's defaults; `parameters` set single
-        fields of it (temperature, top_p, logprobs, ...). `seed`: `None` draws one where it matters.
-        `depth`: drafts a round, "off" for a plain run. `trace`: a file for the run's trace.
+        fields of it (temperature, top_p, logprobs, ...). `seed`: 0 to 2^64 - 1; `None` draws one where
+        it matters. `depth`: drafts a round, "off" for a plain run. `stop`: text to end before, one or
+        several. `trace`: a file for the run's trace.
 
         Raises `MtpxError` for whatever cannot be done as asked; nothing was computed then.
         """
         if max_tokens < 1:
             raise PromptError(f"max-tokens must be at least 1, got {max_tokens}")
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if "" in stops:
+            raise PromptError("a stop string must not be empty: every text contains it")
         chosen = self._sampling(sampling, parameters)
+        if seed is None:
+            seed = 0 if chosen.greedy else secrets.randbits(48)
+        elif not 0 <= seed < SEEDS:
+            raise SamplingError(f"seed must be from 0 to {SEEDS - 1}, got {seed}")
         drafts, why_plain = self._depth(depth, chosen)
         tokens = self.encode(_content(prompt, system, raw))
         room = self.engine.info.context_limit - len(tokens)
@@ -165,8 +183,6 @@ class Model:
                 f"the prompt has {len(tokens)} tokens, {1 - room} more than fit in the context of "
                 f"{self.engine.info.context_limit} with room for an answer"
             )
-        if seed is None:
-            seed = 0 if chosen.greedy else secrets.randbits(48)
         policy = FixedDepth(drafts)
         request = Prompt(
             tokens=tokens,
@@ -174,10 +190,10 @@ class Model:
             seed=seed,
             budget=min(max_tokens, room),
             depth=drafts,
-            end_ids=frozenset() if ignore_eos else self.end_ids,
-            stop=tuple(stop),
+            end_ids=self.end_ids,
+            stop=stops,
+            ignore_eos=ignore_eos,
             why_plain=why_plain,
-            text=self.tokenizer.decode(tokens, skip_special=False),
         )
         to = TraceTo(Path(trace)) if isinstance(trace, str | Path) else trace
         writer = None
@@ -199,7 +215,7 @@ class Model:
         self, sampling: Sampling | None, parameters: Mapping[str, float | int | None]
     ) -> Sampling:
         manifest = self.pack.manifest
-        base = sampling or (manifest.sampling if manifest else Sampling())
+        base = sampling if sampling is not None else manifest.sampling if manifest else Sampling()
         fields = set(Sampling.__struct_fields__)
         unknown = parameters.keys() - fields
         if unknown:
@@ -209,9 +225,9 @@ class Model:
             )
         given = {name: value for name, value in parameters.items() if value is not None}
         try:
-            chosen = msgspec.structs.replace(base, **given)
-        except TypeError as error:
-            raise SamplingError(f"a sampling parameter is not a number: {error}") from None
+            chosen = msgspec.convert(msgspec.structs.asdict(base) | given, Sampling)
+        except msgspec.ValidationError as error:
+            raise SamplingError(f"a sampling parameter cannot be used: {error}") from None
         if chosen.logprobs is not None and chosen.logprobs > self.engine.info.vocab_size:
             raise SamplingError(
                 f"logprobs asks for {chosen.logprobs} rivals of a vocabulary of "
@@ -239,6 +255,11 @@ class Model:
             )
         parked = "log-probabilities were asked for" if sampling.logprobs is not None else ""
         return wanted, parked
+
+
+def _template(tokenizer: Tokenizer) -> ChatTemplate | None:
+    source = tokenizer.chat_template
+    return None if source is None else ChatTemplate(source, tokenizer.special_texts)
 
 
 def _content(prompt: str | Sequence[Message], system: str | None, raw: bool) -> str | list[Message]:

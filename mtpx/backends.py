@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
-from mtpx.backend import Backend, Probe
+from mtpx.backend import Backend
 from mtpx.errors import BackendError
 
 GROUP = "mtpx.backends"
@@ -19,14 +19,17 @@ def backend_names() -> list[str]:
 
 
 def get_backend(name: str) -> Backend:
-    """The backend of that name. Raises `BackendError` when there is none or it cannot be imported."""
+    """The backend of that name. Raises `BackendError` when there is none, it cannot be imported, or
+    what is installed under the name is no backend."""
     for entry in metadata.entry_points(group=GROUP):
         if entry.name == name:
             try:
                 found = entry.load()
-            except ImportError as error:
-                raise BackendError(f"the backend {name!r} cannot be imported: {error}") from error
-            backend: Backend = found() if isinstance(found, type) else found
+                backend = found() if isinstance(found, type) else found
+            except Exception as error:  # a library it needs may fail to load in ways of its own
+                raise BackendError(f"it cannot be imported: {_said(error)}") from error
+            if not isinstance(backend, Backend):
+                raise BackendError(f"what is installed as {entry.value} is no backend")
             return backend
     known = ", ".join(backend_names()) or "none"
     raise BackendError(f"there is no backend {name!r}; installed: {known}")
@@ -37,17 +40,31 @@ def choose_backend(name: str, device: str) -> Backend:
 
     Raises `BackendError` with every backend's own reason when none can.
     """
+    if name != "auto" and name not in backend_names():
+        return get_backend(name)
     names = backend_names() if name == "auto" else [name]
-    reasons = []
+    reasons = {}
     for candidate in names:
-        backend = get_backend(candidate)
-        probe: Probe = backend.probe(device)
-        if probe.available:
-            return backend
-        reasons.append(f"{candidate}: {probe.reason}")
+        try:
+            backend = get_backend(candidate)
+            probe = backend.probe(device)
+        except BackendError as error:
+            reasons[candidate] = str(error)
+        except Exception as error:
+            reasons[candidate] = f"it cannot look at this machine: {_said(error)}"
+        else:
+            if probe.available:
+                return backend
+            reasons[candidate] = probe.reason
+    if name != "auto":
+        raise BackendError(f"the backend {name} cannot run here: {reasons[name]}")
+    said = "; ".join(f"{candidate}: {reason}" for candidate, reason in reasons.items())
     raise BackendError(
-        "no backend can run here; "
-        + ("; ".join(reasons) or "none is installed (pip install torch, or mlx on a Mac)")
-        if name == "auto"
-        else f"the backend {name} cannot run here: {reasons[0].partition(': ')[2]}"
+        f"no backend can run here; {said}"
+        if said
+        else "no backend is installed: pip install torch, or mlx on a Mac"
     )
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,27 +1,28 @@
 """One answer: prefill, the round loop, text as it becomes final, and what is to be said of it.
 
 `Stream` is an iterator of pieces of text. Whatever ends it (the end of the answer, Ctrl-C, an error,
-the consumer walking away) it closes the slot, writes the trace's end record and leaves `result`.
+the consumer walking away), the slot is closed, the trace ends with a record, and `result` holds what
+was made.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Self
 
 import msgspec
-import numpy as np
 
-from mtpx.backend import Clock, Engine
+from mtpx.backend import Clock, Engine, Slot
 from mtpx.decode import Request, Stop, decode
+from mtpx.errors import MtpxError, PolicyError
 from mtpx.policy import DepthPolicy
 from mtpx.round import Round
 from mtpx.sampling import Sampling
 from mtpx.text import Detokenizer, Tokenizer
-from mtpx.trace.looping import looping
+from mtpx.trace.ends import end_record, token_digest
 from mtpx.trace.schema import BeliefRecord, EndRecord, Record, RequestRecord
 from mtpx.trace.writer import TraceWriter
 
@@ -53,17 +54,20 @@ class Logprob(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An answer and its figures. Also the JSON of `mtpx run --json`, key by key.
+    """An answer and its figures. Also the JSON of `mtpx run --json`, key by key (docs/json.md).
 
-    - `text`; `tokens` delivered, an end-of-sequence token included; `token_ids` of them.
+    - `text`; `token_ids` it is made of and `tokens`, how many. An end-of-sequence token is one of
+      them; what a stop string cut off is not, though the token the cut falls into is.
     - `prompt_tokens`, the chat template's included.
-    - `tok_s`: tokens after the first round's, over the time from the first round's arrival to the
-      last one's; absent under two rounds. `prefill_ms`; `ttft_ms`: opening to first token.
+    - `tok_s`: every token decoded after the first round, over the time from the first round's
+      arrival to the last one's; absent where there is only one. Tokens after an ignored end of
+      sequence do not count. `prefill_ms`; `ttft_ms`: opening to first token.
     - `rounds`: target forwards. `accepted_per_position`: see `Position`; empty without drafts.
-    - `stop`: "end", "length", "context", "stop", "interrupt" or "error".
+    - `stop`: "end", "length" (the token budget), "context" (it is full), "stop" (a stop string),
+      "interrupt" (Ctrl-C, or nobody asked for more) or "error".
     - `depth` asked for; `speculation`: "on", or why it did not run.
     - `pack`, `backend`, `device`, `seed`, `sampling`.
-    - `looped`: the text repeats itself. `logprobs` where asked for.
+    - `looped`: the text repeats itself. `logprobs` where asked for, one a token.
     """
 
     text: str
@@ -92,8 +96,9 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request as it goes in. `depth` 0 is a plain run; `budget` the most tokens delivered;
-    `why_plain` the reason speculation does not run, if it does not."""
+    """A request as it goes in. `depth` 0 is a plain run; `budget` the most tokens delivered; `stop`
+    strings are not empty; `ignore_eos` goes on after one of `end_ids`; `why_plain` is the reason
+    speculation does not run, if it does not."""
 
     tokens: list[int]
     sampling: Sampling
@@ -102,38 +107,18 @@ class Prompt:
     depth: int
     end_ids: frozenset[int]
     stop: Sequence[str] = ()
+    ignore_eos: bool = False
     why_plain: str = ""
     request: int = 0
-    text: str | None = None
-
-
-@dataclass(slots=True)
-class _Clocked:
-    """When things happened, ns."""
-
-    opened: int
-    prefilled: int | None = None
-    arrivals: list[tuple[int, int]] = field(default_factory=list)
-
-    def ms(self, until: int | None) -> float | None:
-        return None if until is None else (until - self.opened) / 1e6
-
-    @property
-    def first(self) -> int | None:
-        return self.arrivals[0][0] if self.arrivals else None
-
-    @property
-    def decode_s(self) -> float | None:
-        if len(self.arrivals) < 2:
-            return None
-        return (self.arrivals[-1][0] - self.arrivals[0][0]) / 1e9
 
 
 class Stream:
     """Iterate for the text; `result` is there once the iteration has ended, however it ended.
 
-    `on_prefill(done, total)` in tokens; `on_round` sees every round; `trace` takes the
-    records and is closed at the end. Raises what the engine raises; Ctrl-C passes through after `result` is made.
+    `on_prefill(done, total)` in tokens; `on_round` sees every round; `trace` takes the records, with
+    the texts of prompt and answer if `trace_text`, and is closed at the end. Raises what the engine,
+    the policy and the callbacks raise; Ctrl-C passes through. Rounds that were delivered are kept in
+    `result` then; the one being computed is not.
     """
 
     def __init__(
@@ -154,19 +139,27 @@ class Stream:
         self._trace, self._trace_text = trace, trace_text
         self._on_prefill, self._on_round = on_prefill, on_round
         self._clock = clock
+        self._detokenizer = Detokenizer(tokenizer, prompt.stop)
+        self._slot: Slot | None = None
+        self._request: Request | None = None
         self._text: list[str] = []
-        self._rounds = 0
+        self._tokens: list[int] = []
+        self._opened: int = clock()
+        self._prefill_ms: float | None = None
+        self._arrivals: list[tuple[int, int]] = []
         self._reached: list[int] = []
         self._accepted: list[int] = []
-        self._result: Generation | None = None
+        self._believed = -1
+        self._stop: Stop | None = None
+        self._error = ""
         self._pieces = self._run()
 
     @property
     def result(self) -> Generation:
-        """The answer so far as a whole; complete once the iteration has ended."""
-        if self._result is None:
+        """The answer as a whole, and its figures. Raises `RuntimeError` before its end."""
+        if self._stop is None:
             raise RuntimeError("the answer is not finished: iterate to its end, or close it")
-        return self._result
+        return self._generation(self._stop)
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -175,8 +168,11 @@ class Stream:
         return next(self._pieces)
 
     def close(self) -> None:
-        """Stop here. `result` then holds what was made (stop "interrupt"), if anything began."""
+        """Stop here. `result` then holds what was made. Closing twice is harmless."""
         self._pieces.close()
+        if self._stop is None:  # a generator that was never asked for a piece runs no `finally`
+            self._end("interrupt")
+            self._leave()
 
     def __enter__(self) -> Self:
         return self
@@ -185,61 +181,75 @@ class Stream:
         self.close()
 
     def _run(self) -> Generator[str, None, None]:
-        prompt = self._prompt
-        times = _Clocked(self._clock())
-        slot = self._engine.open(
+        try:
+            yield from self._answer()
+        except (KeyboardInterrupt, GeneratorExit):
+            self._end("interrupt")
+            raise
+        except BaseException as failed:
+            known = isinstance(failed, MtpxError)
+            self._end("error", str(failed) if known else f"{type(failed).__name__}: {failed}")
+            raise
+        finally:
+            self._leave()
+
+    def _answer(self) -> Generator[str, None, None]:
+        request = self._prefilled()
+        detokenizer = self._detokenizer
+        for round in decode(self._engine, self._policy, [request], clock=self._clock):
+            fresh = request.delivered[len(self._tokens) :]
+            self._tokens += fresh
+            self._arrivals.append((self._clock(), len(self._tokens)))
+            self._learn(round)
+            piece = detokenizer.push(fresh)
+            if detokenizer.stopped:
+                request.stop = "stop"
+            if request.stop is not None:
+                piece += detokenizer.finish()
+                self._stop = "stop" if detokenizer.stopped else self._named(request.stop)
+            if piece:
+                self._text.append(piece)
+                yield piece
+        if self._stop is None:  # a budget of nothing
+            self._end("length")
+
+    def _prefilled(self) -> Request:
+        prompt, total = self._prompt, len(self._prompt.tokens)
+        self._opened = self._clock()
+        slot = self._slot = self._engine.open(
             prompt.tokens,
             prompt.sampling,
             prompt.seed,
             request=prompt.request,
-            end_ids=prompt.end_ids,
+            end_ids=frozenset() if prompt.ignore_eos else prompt.end_ids,
             head=prompt.depth > 0,
         )
-        parked = prompt.why_plain if prompt.depth > 0 else ""
-        request = Request(prompt.request, slot, prompt.sampling, prompt.budget, parked)
-        detokenizer = Detokenizer(self._tokenizer, prompt.stop)
-        stop: Stop = "error"
-        error = ""
-        try:
-            chunks = 0
-            while not self._engine.prefill(slot, PREFILL_CHUNK):
-                chunks += 1
-                if self._on_prefill is not None:
-                    self._on_prefill(chunks * PREFILL_CHUNK, len(prompt.tokens))
-            times.prefilled = self._clock()
-            self._emit(self._request_record(times))
-            for round in decode(self._engine, self._policy, [request], clock=self._clock):
-                fresh = request.delivered[len(request.delivered) - round.committed :]
-                times.arrivals.append((self._clock(), round.committed))
-                self._count(round)
-                piece = detokenizer.push(fresh)
-                if detokenizer.stopped:
-                    request.stop = "stop"
-                if piece:
-                    self._text.append(piece)
-                    yield piece
-            rest = detokenizer.finish()
-            stop = request.stop or "length"
-            if rest:
-                self._text.append(rest)
-                yield rest
-        except (KeyboardInterrupt, GeneratorExit):
-            stop = "interrupt"
-            self._text.append(detokenizer.finish())
-            raise
-        except Exception as failed:
-            error = str(failed)
-            raise
-        finally:
-            if times.prefilled is None:
-                self._emit(self._request_record(times))
-            self._finish(request, times, stop, error)
-            slot.close()
-            if self._trace is not None:
-                self._trace.close()
+        done = 0
+        while not self._engine.prefill(slot, PREFILL_CHUNK):
+            done = min(done + PREFILL_CHUNK, total)
+            if self._on_prefill is not None:
+                self._on_prefill(done, total)
+        if self._on_prefill is not None:
+            self._on_prefill(total, total)
+        self._prefill_ms = (self._clock() - self._opened) / 1e6
+        self._emit(self._request_record())
+        self._request = Request(
+            prompt.request,
+            slot,
+            prompt.sampling,
+            prompt.budget,
+            parked=prompt.why_plain if prompt.depth > 0 else "",
+        )
+        return self._request
 
-    def _count(self, round: Round) -> None:
-        self._rounds += 1
+    def _named(self, stop: Stop) -> Stop:
+        """A budget that the context's end had cut is not the one that was asked for."""
+        held = len(self._prompt.tokens) + self._prompt.budget
+        full = stop == "length" and held >= self._engine.info.context_limit
+        return "context" if full else stop
+
+    def _learn(self, round: Round) -> None:
+        """What a round adds to the figures, the trace and whoever watches."""
         for slot in round.slots:
             for j in range(slot.judged):
                 if j == len(self._reached):
@@ -248,22 +258,55 @@ class Stream:
                 self._reached[j] += 1
                 self._accepted[j] += j < slot.accepted
         self._emit(round)
-        if self._rounds % BELIEF_EVERY == 0:
-            self._believe(round.index)
+        if len(self._arrivals) % BELIEF_EVERY == 0:
+            self._believe()
         if self._on_round is not None:
             self._on_round(round)
 
-    def _believe(self, index: int) -> None:
-        belief = self._policy.explain()
-        if belief:
-            self._emit(BeliefRecord(round=index, policy=self._policy.name, belief=belief))
+    def _believe(self) -> None:
+        """Record what the policy believes, once a round. Raises `PolicyError`."""
+        index = len(self._arrivals) - 1
+        if self._trace is None or index <= self._believed:
+            return
+        self._believed = index
+        name = self._policy.name
+        try:
+            belief = self._policy.explain()
+            if belief:
+                self._emit(BeliefRecord(round=index, policy=name, belief=belief))
+        except Exception as error:
+            raise PolicyError(
+                f"policy {name!r} cannot explain itself: {type(error).__name__}: {error}"
+            ) from error
 
     def _emit(self, record: Record) -> None:
         if self._trace is not None:
             self._trace.write(record)
 
-    def _request_record(self, times: _Clocked) -> RequestRecord:
+    def _end(self, stop: Stop, error: str = "") -> None:
+        """Note what cut the answer short, unless it was complete by then, and keep what it holds."""
+        if self._stop is None or error:
+            self._stop, self._error = stop, error
+            self._text.append(self._detokenizer.finish())
+
+    def _leave(self) -> None:
+        """The trace's last records; then everything is let go of, whatever went wrong before."""
+        with ExitStack() as last:
+            if self._trace is not None:
+                last.callback(self._trace.close)
+            if self._slot is not None:
+                last.callback(self._slot.close)
+            if self._prefill_ms is None:
+                self._emit(self._request_record())
+            with suppress(PolicyError):  # the answer is whole, and so is its end record
+                self._believe()
+            self._emit(self._end_record())
+
+    def _request_record(self) -> RequestRecord:
         prompt = self._prompt
+        text = None
+        if self._trace_text:
+            text = self._tokenizer.decode(prompt.tokens, skip_special=False)
         return RequestRecord(
             id=prompt.request,
             mode="mtp" if prompt.depth > 0 else "plain",
@@ -272,48 +315,40 @@ class Stream:
             max_tokens=prompt.budget,
             sampling=prompt.sampling,
             seed=prompt.seed,
-            prefill_ms=times.ms(times.prefilled),
+            prefill_ms=self._prefill_ms,
             parked=prompt.why_plain,
             depth=prompt.depth,
-            text=prompt.text if self._trace_text else None,
+            ignore_eos=prompt.ignore_eos,
+            text=text,
         )
 
-    def _finish(self, request: Request, times: _Clocked, stop: Stop, error: str) -> None:
-        prompt, ids = self._prompt, list(request.delivered)
-        if (
-            stop == "length"
-            and len(prompt.tokens) + prompt.budget >= self._engine.info.context_limit
-        ):
-            stop = "context"
-        text = "".join(self._text)
-        first = times.arrivals[0][1] if times.arrivals else 0
-        seconds = times.decode_s
-        info = self._engine.info
-        if self._rounds:
-            self._believe(self._rounds - 1)
-        self._emit(
-            EndRecord(
-                request=prompt.request,
-                tokens=len(ids),
-                first_tokens=first,
-                stop=stop,
-                decode_s=seconds,
-                ttft_ms=times.ms(times.first),
-                sha256=token_digest(ids),
-                looped=looping(ids),
-                error=error,
-                text=text if self._trace_text else None,
-            )
+    def _end_record(self) -> EndRecord:
+        end = end_record(
+            self._prompt.request,
+            self._tokens,
+            self._arrivals,
+            stop=self._stop or "error",
+            error=self._error,
+            ignored_ends=self._prompt.end_ids if self._prompt.ignore_eos else frozenset(),
         )
-        self._result = Generation(
-            text=text,
-            tokens=len(ids),
-            token_ids=ids,
+        if self._arrivals:
+            end.ttft_ms = (self._arrivals[0][0] - self._opened) / 1e6
+        if self._trace_text:
+            end.text = "".join(self._text)
+        return end
+
+    def _generation(self, stop: Stop) -> Generation:
+        prompt, info, end = self._prompt, self._engine.info, self._end_record()
+        kept = self._detokenizer.kept if stop == "stop" else len(self._tokens)
+        return Generation(
+            text="".join(self._text),
+            tokens=kept,
+            token_ids=self._tokens[:kept],
             prompt_tokens=len(prompt.tokens),
-            tok_s=(len(ids) - first) / seconds if seconds else None,
-            prefill_ms=times.ms(times.prefilled),
-            ttft_ms=times.ms(times.first),
-            rounds=self._rounds,
+            tok_s=end.rate,
+            prefill_ms=self._prefill_ms,
+            ttft_ms=end.ttft_ms,
+            rounds=len(self._arrivals),
             accepted_per_position=[
                 Position(n, a, a / n if n else None)
                 for n, a in zip(self._reached, self._accepted, strict=True)
@@ -326,18 +361,14 @@ class Stream:
             device=info.device,
             seed=prompt.seed,
             sampling=prompt.sampling,
-            looped=looping(ids),
-            logprobs=self._logprobs(request) if prompt.sampling.logprobs is not None else None,
+            looped=bool(end.looped),
+            logprobs=self._logprobs(kept) if prompt.sampling.logprobs is not None else None,
         )
 
-    def _logprobs(self, request: Request) -> list[Logprob]:
+    def _logprobs(self, count: int) -> list[Logprob]:
         say = self._tokenizer.token_text
+        found = self._request.logprobs[:count] if self._request is not None else []
         return [
             Logprob(p.token, say(p.token), p.logprob, [(t, say(t), v) for t, v in p.top])
-            for p in request.logprobs
+            for p in found
         ]
-
-
-def token_digest(tokens: Sequence[int]) -> str:
-    """SHA-256 of token ids as little-endian 64-bit integers: equal texts, equal digests."""
-    return hashlib.sha256(np.asarray(tokens, dtype="<i8").tobytes()).hexdigest()

@@ -224,7 +224,7 @@ def _run(
     from mtpx.bench.run import run_bench
     from mtpx.trace.writer import TraceWriter
     from mtpx_cli.bench_view import progress_line
-    from mtpx_cli.main import complain
+    from mtpx_cli.terminal import complain
 
     with ExitStack() as stack:
         line = stack.enter_context(progress_line(quiet))

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from mtpx_cli.terminal import is_terminal
+
 if TYPE_CHECKING:
     from mtpx.api import Model
 
@@ -60,7 +62,7 @@ def progress(title: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] 
     terminal; nothing when quiet."""
     if quiet:
         yield None
-    elif not sys.stderr.isatty():
+    elif not is_terminal(sys.stderr):
         yield _Lines(title)
     else:
         from rich.console import Console

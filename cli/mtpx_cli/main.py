@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 
 import click
+
+from mtpx_cli.terminal import complain, lenient, silence
+
+INTERRUPTED, READER_GONE = 130, 141
+"""What a shell reports for a command that SIGINT or SIGPIPE ended."""
 
 COMMANDS = {
     "run": ("mtpx_cli.run", "run", "Answer one prompt; for scripts."),
@@ -75,18 +79,19 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The entry point. Exit status: 0 done, 2 cannot be done as asked, 130 interrupted."""
+    """The entry point. Exit status: 0 done, 2 cannot be done as asked, 130 interrupted, 141 the reader
+    of stdout went away; `mtpx bench --check` has more."""
+    lenient()
     try:
-        status = cli.main(standalone_mode=False)
+        status = cli.main(prog_name="mtpx", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        # The reader went away (`| head`); Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        silence()
+        sys.exit(READER_GONE)
     except Exception as error:
         from mtpx.errors import MtpxError
 
@@ -95,10 +100,3 @@ def main() -> None:
         complain(str(error))
         sys.exit(2)
     sys.exit(status if isinstance(status, int) else 0)
-
-
-def complain(sentence: str) -> None:
-    """One line on stderr, red on a terminal that wants colours."""
-    wants = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    line = " ".join(sentence.split())
-    click.echo(click.style(f"mtpx: {line}", fg="red") if wants else f"mtpx: {line}", err=True)

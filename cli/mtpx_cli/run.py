@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtpx_cli.loading import engine_options, load_model
+from mtpx_cli.terminal import complain, is_terminal, note, say
 
 if TYPE_CHECKING:
-    from mtpx.api import Model, TraceTo
+    from mtpx.api import TraceTo
     from mtpx.generation import Generation, Stream
 
 
@@ -38,15 +39,15 @@ class DepthParam(click.ParamType[int | str]):
 @click.option("--pack", metavar="NAME|DIR", help="Default: the last one used, else the embedded.")
 @click.option("--system", metavar="TEXT", help="System prompt.")
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
-@click.option("--max-tokens", type=int, default=512, show_default=True)
+@click.option("--max-tokens", type=int, default=512, show_default=True, help="Most tokens.")
 @click.option("--depth", type=DepthParam(), metavar="N|off", help="Drafts a round; off is plain.")
 @click.option("--temperature", type=float, metavar="T", help="0 is greedy.")
-@click.option("--top-p", type=float, metavar="P")
-@click.option("--top-k", type=int, metavar="K")
-@click.option("--min-p", type=float, metavar="P")
-@click.option("--repeat-penalty", type=float, metavar="R")
-@click.option("--presence-penalty", type=float, metavar="A")
-@click.option("--frequency-penalty", type=float, metavar="A")
+@click.option("--top-p", type=float, metavar="P", help="The likeliest tokens of mass P; 1 is off.")
+@click.option("--top-k", type=int, metavar="K", help="The K likeliest tokens; 0 is off.")
+@click.option("--min-p", type=float, metavar="P", help="From P times the likeliest; 0 is off.")
+@click.option("--repeat-penalty", type=float, metavar="R", help="On all tokens so far; 1 is off.")
+@click.option("--presence-penalty", type=float, metavar="A", help="On the answer's; 0 is off.")
+@click.option("--frequency-penalty", type=float, metavar="A", help="By their count; 0 is off.")
 @click.option("--seed", type=int, help="Default: drawn anew where sampling needs one.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end of the answer.")
@@ -82,6 +83,23 @@ def run(
     mtpx run "Name three rivers."
     git diff | mtpx run - --system "Write a commit message." --max-tokens 60
     mtpx run "Name three rivers." --json --depth 2 --trace rivers.jsonl
+
+    The answer goes to stdout, as it comes; progress and a summary go to stderr. Sampling is the pack's
+    own unless given. Ctrl-C keeps what was made.
+
+    \b
+    --json prints one object (docs/json.md):
+      text, tokens, token_ids, prompt_tokens, rounds
+      tok_s                    decode rate, from the first round's arrival to the last
+      prefill_ms, ttft_ms      time to read the prompt, to the first token
+      accepted_per_position    for each draft position: reached, accepted, rate
+      stop                     end, length, context, stop or interrupt
+      depth, speculation       as asked for; on, or why it did not run
+      pack, backend, device, seed, sampling, looped, logprobs
+
+    \b
+    Exit status: 0 done, 2 it cannot be done as asked (one sentence on stderr),
+    130 interrupted, 141 the reader of stdout went away.
     """
     from mtpx.errors import PromptError, SamplingError
 
@@ -89,9 +107,12 @@ def run(
         raise SamplingError("--logprobs prints into JSON: add --json")
     if trace_text and trace is None:
         raise PromptError("--trace-text needs --trace FILE")
+    _check_sampling(sampling)
     text = _prompt(prompt)
-    if not text.strip():
+    if not (text if raw else text.strip()):
         raise PromptError("the prompt is empty: give some text, or - to read it from stdin")
+    _check_text(("prompt", text), ("system prompt", system or ""), ("stop string", "".join(stop)))
+    line = PrefillLine(quiet)
     with load_model(
         pack, backend=backend, device=device, threads=threads, context=context, quiet=quiet
     ) as model:
@@ -105,33 +126,56 @@ def run(
             stop=stop,
             ignore_eos=ignore_eos,
             trace=_trace(trace, trace_text),
-            on_prefill=None if quiet else _prefill_line(),
+            on_prefill=line,
             **sampling,
         )
-        interrupted = _print(stream, as_json)
+        interrupted = _print(stream, as_json, line)
         result = stream.result
         if as_json:
             import msgspec
 
-            click.echo(msgspec.json.encode(result))
+            say(msgspec.json.encode(result))
         if not quiet:
-            click.echo(click.style(_summary(result, model), dim=sys.stderr.isatty()), err=True)
+            note(summary(result, model.engine.info.context_limit), dim=True)
     if interrupted:
         raise KeyboardInterrupt
+
+
+def _check_sampling(given: dict[str, Any]) -> None:
+    """Refuse what no model could sample with, before one is fetched and loaded."""
+    from mtpx.errors import SamplingError
+    from mtpx.sampling import Sampling
+
+    try:
+        Sampling(**{name: value for name, value in given.items() if value is not None})
+    except OverflowError:
+        raise SamplingError("a sampling parameter is too large to be a number") from None
+
+
+def _check_text(*texts: tuple[str, str]) -> None:
+    """Bytes of an argument that are no UTF-8 arrive as lone surrogates."""
+    from mtpx.errors import PromptError
+
+    for name, text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise PromptError(f"the {name} is not valid UTF-8") from None
 
 
 def _prompt(argument: str | None) -> str:
     from mtpx.errors import PromptError
 
     if argument is not None and argument != "-":
-        try:
-            argument.encode()
-        except UnicodeEncodeError:
-            raise PromptError("the prompt is not valid UTF-8") from None
         return argument
-    if argument is None and sys.stdin.isatty():
+    if argument is None and is_terminal(sys.stdin):
         raise click.UsageError('Missing argument "PROMPT" (or - to read it from stdin).')
-    data = sys.stdin.buffer.read()
+    if sys.stdin is None:
+        raise PromptError("there is no stdin to read the prompt from: give it as an argument")
+    try:
+        data = sys.stdin.buffer.read()
+    except OSError as error:
+        raise PromptError(f"stdin cannot be read: {error.strerror or error}") from None
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -147,55 +191,69 @@ def _trace(path: str | None, text: bool) -> TraceTo | None:
     from pathlib import Path
 
     from mtpx.api import TraceTo
-    from mtpx_cli.main import complain
 
     return TraceTo(Path(path), text=text, command="mtpx run", warn=complain)
 
 
-def _prefill_line() -> Any:
-    """Tokens of a long prompt computed so far, on a terminal."""
-    if not sys.stderr.isatty():
-        return None
+class PrefillLine:
+    """Tokens of a long prompt computed so far, on a terminal; gone when they all are."""
 
-    def report(done: int, total: int) -> None:
-        click.echo(f"\r\x1b[Kreading the prompt: {done} of {total} tokens", err=True, nl=False)
-        if done + 256 >= total:
+    def __init__(self, quiet: bool) -> None:
+        self._wanted = not quiet and is_terminal(sys.stderr)
+        self._shown = False
+
+    def __call__(self, done: int, total: int) -> None:
+        if done >= total:
+            self.clear()
+        elif self._wanted:
+            self._shown = True
+            click.echo(f"\r\x1b[Kreading the prompt: {done} of {total} tokens", err=True, nl=False)
+
+    def clear(self) -> None:
+        if self._shown:
+            self._shown = False
             click.echo("\r\x1b[K", err=True, nl=False)
 
-    return report
 
-
-def _print(stream: Stream, as_json: bool) -> bool:
+def _print(stream: Stream, as_json: bool, line: PrefillLine) -> bool:
     """Print pieces as they come. → whether Ctrl-C ended it; what was made is kept."""
-    last = "\n"
+    from mtpx.errors import MtpxError
+
+    last, interrupted = "\n", False
     try:
         for piece in stream:
             if not as_json:
-                click.echo(_shown(piece), nl=False)
-                sys.stdout.flush()
-                last = piece[-1:] or last
+                say(_shown(piece), end="")
+                last = piece
     except KeyboardInterrupt:
-        return True
+        interrupted = True
+    except MtpxError:
+        # What is said of it begins on a line of its own, also where both streams are one terminal.
+        say("", end="" if last.endswith("\n") else "\n")
+        raise
     finally:
+        line.clear()
         stream.close()
-        if last != "\n":
-            click.echo()
-    return False
+    say("", end="" if last.endswith("\n") else "\n")
+    return interrupted
 
 
 def _shown(piece: str) -> str:
     """A model may write escape sequences; a terminal must not obey them."""
-    if not sys.stdout.isatty():
+    if not is_terminal(sys.stdout):
         return piece
     return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in piece)
 
 
-def _summary(result: Generation, model: Model) -> str:
-    parts = [f"{result.tokens} tokens"]
+def summary(result: Generation, context: int) -> str:
+    """The line under an answer."""
+    parts = [f"{result.tokens} token{'' if result.tokens == 1 else 's'}"]
     if result.tok_s is not None:
-        parts.append(f"{result.tok_s:.1f} tok/s")
-    if result.ttft_ms is not None:
-        parts.append(f"first token {result.ttft_ms / 1e3:.2f} s")
+        parts.append(f"{figure(result.tok_s)} tok/s")
+    if (ms := result.ttft_ms) is not None:
+        parts.append(
+            f"first token {figure(ms)} ms" if ms < 1000 else f"first token {ms / 1e3:.2f} s"
+        )
     if result.speculation != "on":
         parts.append(f"plain: {result.speculation}")
     else:
@@ -205,7 +263,7 @@ def _summary(result: Generation, model: Model) -> str:
         parts.append(f"depth {result.depth}, accepted {rates or '–'}")
     endings = {
         "length": "stopped at --max-tokens",
-        "context": f"the context of {model.engine.info.context_limit} tokens is full",
+        "context": f"the context of {context} tokens is full",
         "interrupt": "interrupted",
         "stop": "stopped at a stop string",
     }
@@ -214,3 +272,8 @@ def _summary(result: Generation, model: Model) -> str:
     if result.looped:
         parts.append("the text repeats itself")
     return "; ".join(parts)
+
+
+def figure(value: float) -> str:
+    """A positive number with the digits a person reads, small ones included."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"

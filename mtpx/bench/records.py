@@ -10,11 +10,12 @@ import msgspec
 from mtpx.backend import EngineInfo
 from mtpx.bench.blocks import CUT
 from mtpx.bench.design import Arm, Design, PlannedBlock
-from mtpx.bench.timed import Task, TimedRun, token_digest
+from mtpx.bench.timed import Task, TimedRun
 from mtpx.bench.verdict import MARGIN, check_margin
 from mtpx.errors import BenchError
 from mtpx.policy import FixedDepth
 from mtpx.sampling import Sampling
+from mtpx.trace.ends import token_digest
 from mtpx.trace.runs import run_record
 from mtpx.trace.schema import EndRecord, Record, RequestRecord, RunRecord
 

@@ -7,14 +7,11 @@ collector runs before it and not during it.
 from __future__ import annotations
 
 import gc
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from mtpx.backend import Clock, Engine
 from mtpx.bench.design import Arm
@@ -22,7 +19,7 @@ from mtpx.decode import Request, decode
 from mtpx.errors import MtpxError
 from mtpx.policy import FixedDepth
 from mtpx.round import Round
-from mtpx.trace.looping import looping
+from mtpx.trace.ends import end_record
 from mtpx.trace.schema import EndRecord
 
 if TYPE_CHECKING:
@@ -137,44 +134,17 @@ def timed_run(
     tokens = list(decoding.delivered) if decoding else []
     if not stop:
         stop = (decoding.stop if decoding else None) or "error"
-    end = _end(request, tokens, arrivals, task, stop, error)
+    end = end_record(
+        request,
+        tokens,
+        arrivals,
+        stop=stop,
+        error=error,
+        ignored_ends=task.end_ids if task.ignore_eos else frozenset(),
+    )
     if arrivals:
         end.ttft_ms = watch.seconds(arrivals[0][0]) * 1e3
     return TimedRun(end, rounds, tokens, prefill_ms, seconds)
-
-
-def _end(
-    request: int,
-    tokens: Sequence[int],
-    arrivals: Sequence[tuple[int, int]],
-    task: Task,
-    stop: str,
-    error: str,
-) -> EndRecord:
-    counted = len(tokens)
-    if task.ignore_eos:
-        counted = next((i + 1 for i, t in enumerate(tokens) if t in task.end_ids), counted)
-    end = EndRecord(
-        request=request,
-        tokens=len(tokens),
-        stop=stop,
-        error=error,
-        sha256=token_digest(tokens),
-        looped=looping(tokens[:counted]),
-        tail_tokens=len(tokens) - counted,
-    )
-    if arrivals:
-        # The first round that brings the last counted token closes the timed span.
-        last = next(i for i, (_, total) in enumerate(arrivals) if total >= counted)
-        end.first_tokens = min(arrivals[0][1], counted)
-        if last > 0:
-            end.decode_s = (arrivals[last][0] - arrivals[0][0]) / 1e9
-    return end
-
-
-def token_digest(tokens: Sequence[int]) -> str:
-    """SHA-256 of token ids as little-endian 64-bit integers: equal texts, equal digests."""
-    return hashlib.sha256(np.asarray(tokens, dtype="<i8").tobytes()).hexdigest()
 
 
 @contextmanager

@@ -1,0 +1,61 @@
+"""What a command writes: text for programs and people on stdout, everything about it on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+
+def complain(sentence: str) -> None:
+    """One line on stderr, red on a terminal that wants colours."""
+    note(f"mtpx: {' '.join(sentence.split())}", fg="red")
+
+
+def note(line: str, **style: Any) -> None:
+    """A line on stderr, in this `click.style` on a terminal that wants it (https://no-color.org)."""
+    wants = is_terminal(sys.stderr) and not os.environ.get("NO_COLOR")
+    click.echo(click.style(line, **style) if wants else line, err=True)
+
+
+def say(text: str | bytes = b"", *, end: str = "\n") -> None:
+    """Write to stdout at once. Raises `BrokenPipeError` when the reader is gone, and `MtpxError`
+    when it cannot be written for another reason (a full disk)."""
+    from mtpx.errors import MtpxError
+
+    try:
+        click.echo(text, nl=False)
+        click.echo(end, nl=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence()
+        why = error.strerror or str(error)
+        raise MtpxError(f"the answer cannot be written to stdout: {why}") from error
+
+
+def silence() -> None:
+    """Let what is still buffered for stdout go nowhere, or Python complains at exit that it could
+    not be written."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+def lenient() -> None:
+    """A stdout whose encoding lacks a character gets a question mark instead of a traceback."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a person may be looking; a closed stream is none."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):
+        return False
