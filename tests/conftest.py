@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from package_index import index, running
 
-__all__ = ["embedded_weights", "index", "running"]
+__all__ = ["embedded_weights", "index", "own_folders", "running", "tiny_pack"]
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +16,19 @@ def embedded_weights() -> Path:
     from mtpx import packs
 
     return packs.resolve(packs.EMBEDDED).weights
+
+
+@pytest.fixture(scope="session")
+def tiny_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack's folder that the torch backend runs in milliseconds. Tests that damage it copy it."""
+    from tiny_pack import make_tiny_pack
+
+    return make_tiny_pack(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Cache, state and settings of this test alone, under the folder given."""
+    for name in ("CACHE", "STATE", "CONFIG"):
+        monkeypatch.setenv(f"MTPX_{name}_DIR", str(tmp_path / name.lower()))
+    return tmp_path

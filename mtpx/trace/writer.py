@@ -54,8 +54,8 @@ class TraceWriter:
         if self._fd is None:
             self.dropped += 1
             return
-        self._encoder.encode_into(record, self._buffer, -1)
-        self._buffer += b"\n"
+        # Not `encode_into`: a record that cannot be encoded would leave half a line behind.
+        self._buffer += self._encoder.encode(record) + b"\n"
         if type(record) is not Round or time.monotonic() >= self._due:
             self.flush()
 
