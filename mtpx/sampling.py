@@ -11,7 +11,6 @@ Order of operations on logits: penalties, temperature, top-k, top-p, min-p.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,10 +72,12 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def _check(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
-    inside = math.isfinite(value) and low <= value <= high and not (low_open and value == low)
+    # Compared, never converted: NaN fails every comparison, and an integer may be too large for a float.
+    inside = low <= value <= high and not (low_open and value == low)
     if not inside:
         edge = "above" if low_open else "from"
-        raise SamplingError(f"{name} must be {edge} {low:g} to {high:g}, got {value:g}")
+        shown = f"{value:g}" if abs(value) < 1e300 or isinstance(value, float) else "a huge integer"
+        raise SamplingError(f"{name} must be {edge} {low:g} to {high:g}, got {shown}")
 
 
 @dataclass(slots=True)
