@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from mtpx.checkpoint import forget
 from mtpx.errors import PackError
 
 if TYPE_CHECKING:
@@ -30,27 +31,36 @@ def to_torch(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> torch.
 
     Raises `PackError` for a kind of block that is not read.
     """
-    raw = torch.from_numpy(np.array(tensor.data, copy=True).reshape(-1)).to(device)
-    shape = tuple(int(n) for n in tensor.shape)
-    if tensor.kind in _PLAIN:
-        plain = raw.view(_PLAIN[tensor.kind]).reshape(shape)
-        return plain if not plain.is_floating_point() else plain.to(dtype)
-    if tensor.kind == "Q8_0":
-        blocks = raw.view(-1, 34)
-        d = blocks[:, :2].contiguous().view(torch.float16).float()
-        w = blocks[:, 2:].contiguous().view(torch.int8).float() * d
-    elif tensor.kind == "Q4_1":
-        blocks = raw.view(-1, 20)
-        d = blocks[:, :2].contiguous().view(torch.float16).float()
-        m = blocks[:, 2:4].contiguous().view(torch.float16).float()
-        w = _nibbles(blocks[:, 4:]).mul_(d).add_(m)
-    elif tensor.kind == "Q4_0":
-        blocks = raw.view(-1, 18)
-        d = blocks[:, :2].contiguous().view(torch.float16).float()
-        w = _nibbles(blocks[:, 2:]).sub_(8).mul_(d)
-    else:
-        raise PackError(f"tensor {tensor.name} is stored as {tensor.kind}, which is not read")
-    return w.reshape(shape).to(dtype)
+    return decode(raw(tensor, device), tensor.kind, tensor.name, dtype).reshape(tensor.shape)
+
+
+def raw(tensor: Tensor, device: torch.device) -> torch.Tensor:
+    """(nbytes,) uint8 on `device`: a copy, so that the file need not stay mapped."""
+    copy = torch.from_numpy(np.array(tensor.data, copy=True).reshape(-1))
+    forget(tensor.data)
+    return copy.to(device)
+
+
+def decode(data: torch.Tensor, kind: str, name: str, dtype: torch.dtype) -> torch.Tensor:
+    """(bytes,) uint8 of whole blocks → the numbers they stand for, flat."""
+    if kind in _PLAIN:
+        plain = data.view(_PLAIN[kind])
+        return plain.to(dtype) if plain.is_floating_point() else plain
+    if kind == "Q8_0":
+        blocks = data.view(-1, 34)
+        return blocks[:, 2:].contiguous().view(torch.int8).float().mul_(_half(blocks, 0)).to(dtype)
+    if kind == "Q4_1":
+        blocks = data.view(-1, 20)
+        return _nibbles(blocks[:, 4:]).mul_(_half(blocks, 0)).add_(_half(blocks, 2)).to(dtype)
+    if kind == "Q4_0":
+        blocks = data.view(-1, 18)
+        return _nibbles(blocks[:, 2:]).sub_(8).mul_(_half(blocks, 0)).to(dtype)
+    raise PackError(f"tensor {name} is stored as {kind}, which is not read")
+
+
+def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """(blocks, 1) the half-precision number at byte `at` of every block."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:

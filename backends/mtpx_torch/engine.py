@@ -58,7 +58,9 @@ class TorchEngine:
         self.cache = cache(config.layers)
         self.proposer: Proposer | None = None
         if head is not None:
-            hidden = like.new_empty(width, info.context_limit, config.hidden)
+            hidden = torch.empty(
+                width, info.context_limit, config.hidden, dtype=like.dtype, device=like.device
+            )
             self.proposer = Proposer(head, cache(head.contract.layers), hidden, self._group)
         self._free = list(range(width))[::-1]
         self._open: list[TorchSlot] = []

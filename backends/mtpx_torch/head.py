@@ -15,8 +15,9 @@ from mtpx.checkpoint import integers
 from mtpx.heads import check_draft_vocab, check_tensors, expected_tensors
 from mtpx_torch.block import Block, Norm
 from mtpx_torch.cache import KVCache, Span
+from mtpx_torch.embedding import Embedding
 from mtpx_torch.product import Product, make_product
-from mtpx_torch.trunk import Trunk, WeightReader, load_block
+from mtpx_torch.trunk import Trunk, WeightReader, load_block, output_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,7 @@ class Head:
         self,
         contract: HeadContract,
         trunk: Trunk,
-        embedding: torch.Tensor,
+        embedding: Embedding,
         norm_embedding: Norm,
         norm_hidden: Norm,
         fc: Product,
@@ -105,6 +106,9 @@ def load_head(
     def take(role: Role) -> torch.Tensor:
         return reader.take(contract.name(role, 0, config.layers))
 
+    def target_output() -> torch.Tensor:
+        return output_rows(WeightReader(checkpoint.tensors, config, dtype, trunk.device))
+
     def norm(role: Role) -> Norm:
         return reader.norm(contract.name(role, 0, config.layers))
 
@@ -115,13 +119,19 @@ def load_head(
         draft_vocab = take("draft_vocab").long()
     if contract.shared_output and draft_vocab is None:
         output: Product = trunk.output
+    elif contract.shared_output and config.tied and draft_vocab is not None:
+        output = make_product(product, trunk.embedding[draft_vocab])
     else:
-        rows = take("output") if not contract.shared_output else output_rows(checkpoint, trunk)
-        output = make_product(product, rows if draft_vocab is None else rows[draft_vocab])
+        own = take("output") if not contract.shared_output else target_output()
+        output = make_product(product, own if draft_vocab is None else own[draft_vocab])
+    embedding = trunk.embedding
+    if not contract.shared_embedding:
+        own_rows = tensors[contract.name("embedding", 0, config.layers)]
+        embedding = Embedding(own_rows, dtype, trunk.device)
     return Head(
         contract,
         trunk,
-        trunk.embedding if contract.shared_embedding else take("embedding"),
+        embedding,
         norm("norm_embedding"),
         norm("norm_hidden"),
         make_product(product, take("fc")),
@@ -130,11 +140,3 @@ def load_head(
         output,
         draft_vocab,
     )
-
-
-def output_rows(checkpoint: Checkpoint, trunk: Trunk) -> torch.Tensor:
-    """(vocab, hidden) the trunk's output matrix, unpacked."""
-    if trunk.config.tied:
-        return trunk.embedding
-    dtype, device = trunk.embedding.dtype, trunk.device
-    return WeightReader(checkpoint.tensors, trunk.config, dtype, device).take("lm_head.weight")

@@ -10,6 +10,7 @@ from mtpx.checkpoint import unpermute_rows
 from mtpx_torch.block import Block, BlockShape, Norm, Rotation
 from mtpx_torch.cache import KVCache, Span
 from mtpx_torch.dequant import to_torch
+from mtpx_torch.embedding import Embedding
 from mtpx_torch.product import ROW_BUCKET, Product, make_product
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Trunk:
     def __init__(
         self,
         config: TargetConfig,
-        embedding: torch.Tensor,
+        embedding: Embedding,
         blocks: list[Block],
         norm: Norm,
         output: Product,
@@ -89,14 +90,14 @@ def load_trunk(
     """The target's weights, dequantised one tensor at a time and laid out as `product` wants."""
     config = checkpoint.config
     reader = WeightReader(checkpoint.tensors, config, dtype, device)
-    embedding = reader.take("model.embed_tokens.weight")
-    output = embedding if config.tied else reader.take("lm_head.weight")
+    # The largest product first: what packing it needs beside it is gone before the rest comes.
+    output = make_product(product, output_rows(reader), reader.take_if("lm_head.bias"))
     return Trunk(
         config,
-        embedding,
+        Embedding(checkpoint.tensors["model.embed_tokens.weight"], dtype, device),
         [load_block(reader, f"model.layers.{i}.", product) for i in range(config.layers)],
         reader.norm("model.norm.weight"),
-        make_product(product, output, reader.take_if("lm_head.bias")),
+        output,
         Rotary(config, context, dtype, device),
         ROW_BUCKET if product == "packed" else 1,
     )
@@ -130,6 +131,12 @@ class WeightReader:
 
     def norm(self, name: str) -> Norm:
         return Norm(self.take(name) + self.norm_offset, self.config.rms_eps)
+
+
+def output_rows(reader: WeightReader) -> torch.Tensor:
+    """(vocab, hidden) the target's output matrix."""
+    tied = reader.config.tied
+    return reader.take("model.embed_tokens.weight" if tied else "lm_head.weight")
 
 
 def load_block(reader: WeightReader, prefix: str, product: str) -> Block:

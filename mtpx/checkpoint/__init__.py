@@ -9,6 +9,7 @@ from mtpx.checkpoint.config import (
     TargetConfig,
 )
 from mtpx.checkpoint.dequantise import dequantise, integers
+from mtpx.checkpoint.mapped import forget
 from mtpx.checkpoint.safetensors import read_safetensors
 from mtpx.checkpoint.tensor import BLOCKS, Kind, Tensor, unpermute_rows
 
@@ -23,6 +24,7 @@ __all__ = [
     "TargetConfig",
     "Tensor",
     "dequantise",
+    "forget",
     "integers",
     "open_checkpoint",
     "read_safetensors",

@@ -25,6 +25,21 @@ def map_file(path: Path) -> Bytes:
         raise PackError(f"cannot read {path}: {reason(error)}") from error
 
 
+def forget(data: Bytes) -> None:
+    """Tell the system that these bytes of a mapped file are not needed again soon, so that pages
+    already copied elsewhere do not count as this process's memory. The view stays valid."""
+    root: object = data
+    while isinstance(root, np.ndarray) and root.base is not None:
+        root = root.base.obj if isinstance(root.base, memoryview) else root.base
+    advice = getattr(mmap, "MADV_DONTNEED", None)  # Windows has none
+    if advice is None or not isinstance(root, mmap.mmap) or data.nbytes == 0:
+        return
+    start = data.__array_interface__["data"][0]
+    first = np.frombuffer(root, np.uint8).__array_interface__["data"][0]
+    offset = (start - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    root.madvise(advice, offset, start - first + data.nbytes - offset)
+
+
 def read_small(path: Path, limit: int) -> bytes:
     """A side file's bytes. Raises `PackError` when it cannot be read or is larger than `limit`."""
     try:
