@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from command import mtpx
 from package_index import index, running
 
-__all__ = ["embedded_weights", "index", "own_folders", "running", "tiny_pack"]
+__all__ = ["embedded_weights", "index", "mtpx", "own_folders", "running", "tiny_pack"]
 
 
 @pytest.fixture(scope="session")

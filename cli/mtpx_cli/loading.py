@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from mtpx.api import Model
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+PATIENCE_S = 0.5
+"""Work that is over sooner needs no progress line."""
 
 _OPTIONS = [
     click.option("--backend", default="auto", metavar="NAME", help="auto, or a backend's name."),
@@ -42,10 +47,10 @@ def load_model(
     context: int | None,
     quiet: bool,
 ) -> Model:
-    """The model, with a progress line on a terminal's stderr while weights are fetched."""
+    """The model, with a progress line on stderr while weights are fetched or checked."""
     from mtpx.api import load
 
-    with progress("fetching the model", quiet=quiet) as report:
+    with progress("fetching and checking the model", quiet=quiet) as report:
         return load(
             pack,
             backend=backend,
@@ -58,12 +63,12 @@ def load_model(
 
 @contextmanager
 def progress(title: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar in bytes on stderr, drawn from the first report on; a line every tenth without a
-    terminal; nothing when quiet."""
+    """What takes longer than a moment is shown on stderr: a bar in bytes on a terminal, a line every
+    tenth without one; nothing when quiet."""
     if quiet:
         yield None
     elif not is_terminal(sys.stderr):
-        yield _Lines(title)
+        yield _Patient(_Lines(title))
     else:
         from rich.console import Console
         from rich.progress import (
@@ -85,20 +90,29 @@ def progress(title: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] 
             transient=True,
         )
         task = bar.add_task(title, total=None, start=True)
-        started = False
 
         def report(done: int, total: int) -> None:
-            nonlocal started
-            if not started:
-                started = True
-                bar.start()
+            bar.start()
             bar.update(task, completed=done, total=total)
 
         try:
-            yield report
+            yield _Patient(report)
         finally:
-            if started:
-                bar.stop()
+            bar.stop()
+
+
+class _Patient:
+    """Passes reports on once they have been coming for a moment: a digest of a small file is no news."""
+
+    def __init__(self, report: Callable[[int, int], None]) -> None:
+        self._report, self._first = report, math.nan
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if math.isnan(self._first):
+            self._first = now
+        if now - self._first >= PATIENCE_S:
+            self._report(done, total)
 
 
 class _Lines:

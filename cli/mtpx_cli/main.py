@@ -7,10 +7,7 @@ from importlib import import_module
 
 import click
 
-from mtpx_cli.terminal import complain, lenient, silence
-
-INTERRUPTED, READER_GONE = 130, 141
-"""What a shell reports for a command that SIGINT or SIGPIPE ended."""
+from mtpx_cli.terminal import INTERRUPTED, READER_GONE, complain, is_terminal, lenient, silence
 
 COMMANDS = {
     "run": ("mtpx_cli.run", "run", "Answer one prompt; for scripts."),
@@ -18,6 +15,10 @@ COMMANDS = {
     "trace": ("mtpx_cli.trace", "trace", "Read what runs recorded."),
 }
 """Name → module, attribute, help line. The line stands here so that `mtpx --help` imports nothing."""
+
+
+class ReaderGone(Exception):
+    """Whoever read stdout has left (`| head`)."""
 
 
 class LazyGroup(click.Group):
@@ -33,6 +34,17 @@ class LazyGroup(click.Group):
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            # click would leave with status 1, which means something else after `bench --check`.
+            raise ReaderGone from error
+        except KeyboardInterrupt:
+            if is_terminal(sys.stderr):
+                click.echo(err=True)  # what the shell says next begins on a line of its own
+            ctx.exit(INTERRUPTED)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -89,7 +101,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:
+    except ReaderGone:
         silence()
         sys.exit(READER_GONE)
     except Exception as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtpx_cli.loading import engine_options, load_model
-from mtpx_cli.terminal import complain, is_terminal, note, say
+from mtpx_cli.terminal import INTERRUPTED, complain, is_terminal, note, say
 
 if TYPE_CHECKING:
     from mtpx.api import TraceTo
@@ -134,11 +134,11 @@ def run(
         if as_json:
             import msgspec
 
-            say(msgspec.json.encode(result))
+            say(msgspec.json.encode(result).decode())
         if not quiet:
             note(summary(result, model.engine.info.context_limit), dim=True)
     if interrupted:
-        raise KeyboardInterrupt
+        click.get_current_context().exit(INTERRUPTED)
 
 
 def _check_sampling(given: dict[str, Any]) -> None:

@@ -8,6 +8,9 @@ from typing import Any
 
 import click
 
+INTERRUPTED, READER_GONE = 130, 141
+"""Exit statuses: what a shell reports for a command that SIGINT or SIGPIPE ended."""
+
 
 def complain(sentence: str) -> None:
     """One line on stderr, red on a terminal that wants colours."""
@@ -20,16 +23,17 @@ def note(line: str, **style: Any) -> None:
     click.echo(click.style(line, **style) if wants else line, err=True)
 
 
-def say(text: str | bytes = b"", *, end: str = "\n") -> None:
-    """Write to stdout at once. Raises `BrokenPipeError` when the reader is gone, and `MtpxError`
-    when it cannot be written for another reason (a full disk)."""
+def say(text: str = "", *, end: str = "\n") -> None:
+    """Write to stdout at once, as it is. Raises `BrokenPipeError` when the reader is gone, and
+    `MtpxError` when it cannot be written for another reason (a full disk)."""
     from mtpx.errors import MtpxError
 
+    if sys.stdout is None:
+        return
     try:
-        click.echo(text, nl=False)
-        click.echo(end, nl=False)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        # Not `click.echo`, which takes escape sequences out of what goes into a pipe or a file.
+        sys.stdout.write(text + end)
+        sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
