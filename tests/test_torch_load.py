@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,20 @@ def test_a_slot_that_is_not_prefilled_closed_or_foreign_is_refused(pack: Pack) -
     slot.close()
     slot.close()
     with pytest.raises(BackendError, match="closed"):
+        engine.plain([slot])
+
+
+def test_a_closed_engine_lets_go_of_its_weights_and_says_that_it_is_closed(pack: Pack) -> None:
+    engine = load(pack)
+    weights = weakref.ref(engine.trunk)
+    slot = engine.open([1, 2, 3], Sampling(), 0)
+    engine.close()
+    engine.close()
+    gc.collect()
+    assert weights() is None
+    with pytest.raises(BackendError, match="engine is closed"):
+        engine.open([1], Sampling(), 0)
+    with pytest.raises(BackendError, match="slot is closed"):
         engine.plain([slot])
 
 

@@ -28,15 +28,12 @@ class KVCache:
         self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
 
-    def copy_rows(self, source: int, target: int, rows: int) -> None:
-        """Copy a slot's first `rows` positions to another slot."""
-        for buffer in (*self.keys, *self.values):
-            buffer[target, :, :rows] = buffer[source, :, :rows]
-
     def save_rows(self, slot: int, rows: int) -> list[torch.Tensor]:
+        """Copies of a slot's first `rows` positions, one (kv_heads, rows, head_dim) a buffer."""
         return [b[slot, :, :rows].clone() for b in (*self.keys, *self.values)]
 
     def load_rows(self, slot: int, rows: int, saved: list[torch.Tensor]) -> None:
+        """Put the first `rows` positions of what `save_rows` gave into a slot."""
         for buffer, rows_saved in zip((*self.keys, *self.values), saved, strict=True):
             buffer[slot, :, :rows] = rows_saved[:, :rows]
 

@@ -15,7 +15,8 @@ from mtpx_torch.cache import KVCache, make_spans
 from mtpx_torch.judge import judge, outcome, read
 from mtpx_torch.propose import Proposer, TorchDrafts
 from mtpx_torch.sample import Counts, distribution, draw
-from mtpx_torch.slot import Flight, Snapshot, TorchSlot
+from mtpx_torch.slot import Flight, TorchSlot
+from mtpx_torch.snapshot import Snapshot, adopt, save
 from mtpx_torch.timer import Stopwatch
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class TorchEngine:
             self.proposer = Proposer(head, cache(head.contract.layers), hidden, self._group)
         self._free = list(range(width))[::-1]
         self._open: list[TorchSlot] = []
+        self._closed = False
 
     @property
     def info(self) -> EngineInfo:
@@ -88,6 +90,8 @@ class TorchEngine:
         session: int = 0,
         reuse: object | None = None,
     ) -> TorchSlot:
+        if self._closed:
+            raise BackendError("the engine is closed; load the pack again")
         tokens = [int(t) for t in tokens]
         self._check_prompt(tokens)
         if not self._free:
@@ -111,7 +115,7 @@ class TorchEngine:
             slot.counts = Counts.of(tokens, self._info.vocab_size, self.device)
         self._open.append(slot)
         if reuse is not None:
-            self._adopt(slot, cast(Snapshot, reuse))
+            adopt(slot, cast(Snapshot, reuse), self.cache, self.proposer)
         return slot
 
     def _check_prompt(self, tokens: list[int]) -> None:
@@ -128,24 +132,6 @@ class TorchEngine:
             raise PromptError(
                 f"token id {wrong[0]} is outside the vocabulary of {self._info.vocab_size}"
             )
-
-    def _adopt(self, slot: TorchSlot, saved: Snapshot) -> None:
-        """Take over the state of the longest common prefix; head rows only within a session."""
-        common = 0
-        for mine, theirs in zip(slot.tokens, saved.tokens, strict=False):
-            if mine != theirs:
-                break
-            common += 1
-        slot.filled = min(saved.filled, common, len(slot.tokens) - 1)
-        self.cache.load_rows(slot.index, slot.filled, saved.target)
-        if self.proposer is None or saved.hidden is None:
-            if slot.head:
-                slot.filled = 0  # without hidden states the head could never catch up
-            return
-        self.proposer.hidden[slot.index, : slot.filled] = saved.hidden[: slot.filled]
-        if saved.head is not None and slot.session != 0 and slot.session == saved.session:
-            slot.head_rows = max(0, min(saved.head_rows, slot.pairs, common - 1))
-            self.proposer.cache.load_rows(slot.index, slot.head_rows, saved.head)
 
     @torch.inference_mode()
     def rewind(self, slot: TorchSlot, position: int) -> int:
@@ -165,19 +151,7 @@ class TorchEngine:
     @torch.inference_mode()
     def snapshot(self, slot: TorchSlot) -> Snapshot:
         self.drain([slot])
-        head = hidden = None
-        if slot.head and self.proposer is not None:
-            head = self.proposer.cache.save_rows(slot.index, slot.head_rows)
-            hidden = self.proposer.hidden[slot.index, : slot.filled].clone()
-        return Snapshot(
-            tokens=list(slot.tokens),
-            filled=slot.filled,
-            head_rows=slot.head_rows,
-            target=self.cache.save_rows(slot.index, slot.filled),
-            head=head,
-            hidden=hidden,
-            session=slot.session,
-        )
+        return save(slot, self.cache, self.proposer)
 
     def release(self, slot: TorchSlot) -> None:
         if slot in self._open:
@@ -188,6 +162,9 @@ class TorchEngine:
     def close(self) -> None:
         for slot in list(self._open):
             slot.close()
+        if not self._closed:
+            self._closed = True
+            del self.trunk, self.head, self.cache, self.proposer
 
     # Prefill
 

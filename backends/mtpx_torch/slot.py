@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mtpx.sampling import Sampling
     from mtpx_torch.engine import TorchEngine
     from mtpx_torch.sample import Counts
+    from mtpx_torch.snapshot import Snapshot
 
 
 @dataclass(slots=True)
@@ -20,19 +21,6 @@ class Flight:
 
     token: torch.Tensor
     peak: torch.Tensor
-
-
-@dataclass(slots=True)
-class Snapshot:
-    """A slot's state on its own: tokens, KV rows, hidden states, head rows."""
-
-    tokens: list[int]
-    filled: int
-    head_rows: int
-    target: list[torch.Tensor]
-    head: list[torch.Tensor] | None
-    hidden: torch.Tensor | None
-    session: int
 
 
 @dataclass(slots=True, eq=False)
