@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -67,6 +67,9 @@ def load(
     packs.find(name)
     chosen = choose_backend(backend, device)
     resolved = packs.resolve(name, progress=progress, offline=offline)
+    # A folder may be called what is no text; the name goes into JSON and traces.
+    said = resolved.name.encode(errors="replace").decode()
+    resolved = replace(resolved, name=said)
     with open_checkpoint(resolved.weights) as checkpoint:
         tokenizer = load_tokenizer(resolved.weights, checkpoint)
         end_ids = frozenset((*checkpoint.config.end_ids, *tokenizer.end_ids))

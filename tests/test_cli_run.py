@@ -483,6 +483,30 @@ def test_an_answer_that_cannot_be_written_is_one_sentence(
     assert err == b"mtpx: the answer cannot be written to stdout: No space left on device\n"
 
 
+@needs_full
+def test_a_summary_that_cannot_be_written_costs_nothing(
+    pack: Any, own_folders: Path, mtpx: Command
+) -> None:
+    with FULL.open("wb") as full:
+        running = process("run", "Hello", *pack, stderr=full)
+        out, _ = running.communicate()
+    assert out.decode() == mtpx("run", "Hello", *pack).out
+    assert running.returncode == 0
+
+
+def test_a_folder_whose_name_is_no_text_is_a_pack_like_any_other(
+    mtpx: Command, tiny_pack: Path, tmp_path: Path
+) -> None:
+    weights = tmp_path / os.fsdecode(b"w\xff")
+    try:
+        shutil.copytree(tiny_pack / "weights", weights)
+    except OSError:
+        pytest.skip("this file system has names of text only")
+    trace = str(tmp_path / "t.jsonl")
+    done = mtpx("run", "x", "--pack", str(weights), "--max-tokens", "1", "--json", "--trace", trace)
+    assert json.loads(done.out)["pack"] == "w?"
+
+
 def test_a_stdout_without_a_character_gets_a_question_mark(
     pack: Any, own_folders: Path, mtpx: Command
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -18,9 +19,11 @@ def complain(sentence: str) -> None:
 
 
 def note(line: str, **style: Any) -> None:
-    """A line on stderr, in this `click.style` on a terminal that wants it (https://no-color.org)."""
+    """A line on stderr, in this `click.style` on a terminal that wants it (https://no-color.org).
+    Where stderr cannot be written there is nobody to tell."""
     wants = is_terminal(sys.stderr) and not os.environ.get("NO_COLOR")
-    click.echo(click.style(line, **style) if wants else line, err=True)
+    with suppress(OSError):
+        click.echo(click.style(line, **style) if wants else line, err=True)
 
 
 def say(text: str = "", *, end: str = "\n") -> None:
