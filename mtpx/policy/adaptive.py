@@ -1,0 +1,432 @@
+"""The default policy: measured costs, measured acceptance, and as little asking as will do.
+
+A round at depth d is worth committed(d) / cost(d) tokens per ms. The *selected* depth is the best of those
+that were timed. What remains is what to try, and when:
+
+- *Optimism, not climbing.* A depth is tried if its optimistic value beats the selected one's
+  (`mtpx.policy.trial`). So a dip behind a wall is found by one jump over it, while behind a dead
+  head no cost could make up for the tokens, and nothing is tried.
+- *Lean deep.* Rates enter the selection `LEAN` deviations up: a depth too deep observes every position
+  and corrects itself, a depth too shallow never sees what it misses.
+- *A budget.* Trials are paid from credit: a few rounds at the start, then `SHARE` of all rounds. Trials
+  of what was timed before also wait for an interval, 4 to 512 rounds, that doubles while they change
+  nothing; a change of selection or content resets it. Credit gathers while nothing is tried, so that
+  it is there when a change is noticed.
+- *Age.* What was not observed lately is less certain, so a parked policy asks again, cheaply, for ever.
+
+Costs, stalls, throttling: `mtpx.policy.cost`. Drift: `mtpx.policy.acceptance`. Cuts: `mtpx.policy.cutting`.
+What was tried and lost: docs/policy.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mtpx.errors import PolicyError
+from mtpx.policy.acceptance import DriftingAcceptance, expected_tokens, optimistic_tokens
+from mtpx.policy.confidence import Calibration
+from mtpx.policy.cost import MeasuredCosts, interpolate
+from mtpx.policy.cutting import Cutting
+from mtpx.policy.gate import Gate
+from mtpx.policy.trial import Trial, choose
+from mtpx.round import Decision, Round, SlotRound
+
+if TYPE_CHECKING:
+    from mtpx.backend import FloatArray
+    from mtpx.policy import Batch
+
+HYSTERESIS = 1.005
+"""A depth must be this much better to be selected instead: a switch costs two transitions."""
+
+LEAN = 0.6
+"""Standard deviations of the expected tokens that selection adds."""
+
+CREDIT, SHARE, MOST = 6.0, 0.003, 8.0
+"""Rounds that trials may lose at first; share of rounds that adds to it; the most that gathers."""
+
+FIRST_INTERVAL, LAST_INTERVAL = 4, 512
+"""Rounds between trials of timed depths: at first, and at most."""
+
+ROUTES_EVERY = 16
+"""Rounds between two looks at the routes of depths that are not in use."""
+
+GROUPS = 16
+"""Batch shapes whose costs are kept."""
+
+MODES = ("greedy", "sampled")
+
+Group = tuple[int, int]
+"""(width, sequences of it that may draft): rounds of one group cost alike."""
+
+
+class AdaptiveDepth:
+    """As fast as the best fixed depth, never noticeably slower than plain decode.
+
+    `prior_costs[d]` is what a round at depth d is taken to cost, in any unit; with `cost_feedback`
+    False depths are priced by it for good and nothing is timed. Raises `PolicyError` when that is
+    asked for without prices, or a price is none.
+    """
+
+    name = "adaptive"
+
+    def __init__(self, *, prior_costs: Sequence[float] = (), cost_feedback: bool = True) -> None:
+        if not all(0.0 < cost < 1e9 for cost in prior_costs):
+            raise PolicyError(
+                f"configured costs must be above 0 and finite, found {list(prior_costs)}"
+            )
+        if not cost_feedback and len(prior_costs) < 2:
+            raise PolicyError(
+                "cost feedback is off and there are no configured costs for at least depths 0 and "
+                "1; leave feedback on, or use a pack with `prior_costs`"
+            )
+        self.prior_costs = [float(cost) for cost in prior_costs]
+        self.cost_feedback = cost_feedback
+        self.acceptance = {mode: DriftingAcceptance() for mode in MODES}
+        self.calibration = {mode: Calibration() for mode in MODES}
+        self.costs: dict[Group, MeasuredCosts] = {}
+        self.cutting = Cutting()
+        self.selected = 0
+        self.interval = FIRST_INTERVAL
+        self.credit = CREDIT
+        self.trials = 0
+        self.lost = 0.0
+        self._since = 0
+        self._rounds = 0
+        self._head = 0
+        self._trial: Trial | None = None
+        self._gate = Gate()
+        self._decision = Decision()
+        self._modes: list[str] = [MODES[0]]
+        self._group: Group | None = None
+        self._reading = False
+        self._requests: list[int] = []
+
+    @property
+    def wants_confidence(self) -> bool:
+        return self._reading
+
+    # -- choosing ------------------------------------------------------------------------------
+
+    def propose(self, batch: Batch) -> int:
+        limit = batch.limit
+        self._modes = [MODES[0] if greedy else MODES[1] for greedy in batch.greedy]
+        self._reading = False
+        if limit <= 0:
+            # Parked by rule, or no token left to draft for: such rounds teach nothing about cost.
+            self._group = None
+            return self._decide(0, "cap")
+        if limit > self._head:
+            self._head = limit
+        drafting = sum(cap > 0 for cap in batch.caps) if batch.width > 1 else 1
+        self._group = group = (batch.width, drafting)
+        costs = self._costs(group)
+        self._rounds += 1
+        if self._rounds % ROUTES_EVERY == 0 and self.cost_feedback:
+            for depth in list(costs.depths):
+                costs.take_route(depth, batch.route(depth).kind)
+        for depth in (0, 1):
+            if not costs.measured(depth):
+                return self._decide(depth, "seed")
+        rates, errors = self._rates(self._head)
+        best = self._best(costs, optimistic_tokens(rates, errors, LEAN), limit)
+        if limit < self._head:
+            # The end of a budget: choose within it, but neither learn a selection nor try anything.
+            return self._decide(best, "cap")
+        if best != self.selected:
+            self.selected, self.interval, self._since = best, FIRST_INTERVAL, 0
+            self.cutting.stop()
+        return self._scheduled(costs, rates, errors)
+
+    def _scheduled(self, costs: MeasuredCosts, rates: list[float], errors: list[float]) -> int:
+        """A trial, if one goes on or is due; else the selected depth, or the one to cut from."""
+        trial = self._trial
+        if trial is not None and (trial.over or trial.depth == self.selected):
+            trial = None
+        if trial is None and self.cost_feedback:
+            trial = self._next_trial(costs, rates, errors)
+        self._trial = trial
+        if trial is not None:
+            return self._decide(trial.depth, trial.reason)
+        cutting = self.cutting
+        if cutting.due():
+            cutting.look(
+                costs, expected_tokens(rates), self.selected, len(rates), self._accepts, self._means
+            )
+        if cutting.reading and self._calibrated():
+            self._reading = True
+            return self._decide(cutting.depth, "selected")
+        return self._decide(self.selected, "selected" if self.selected else "park")
+
+    def _next_trial(
+        self, costs: MeasuredCosts, rates: list[float], errors: list[float]
+    ) -> Trial | None:
+        due = self._since >= self.interval
+        if not due and (len(costs.depths) > len(rates) or self._rounds % 4):
+            return None
+        tokens = expected_tokens(rates)
+        trial = choose(
+            costs, rates, errors, tokens, self.selected, credit=self.credit, measured_too=due
+        )
+        if trial is not None:
+            self.credit -= trial.loss
+            self.trials += 1
+            self.lost += trial.loss
+        if due:
+            self._since = 0
+            self.interval = min(2 * self.interval, LAST_INTERVAL)
+        return trial
+
+    def _decide(self, depth: int, reason: str) -> int:
+        self._decision = Decision(selected=self.selected, reason=reason)
+        return depth
+
+    def _costs(self, group: Group) -> MeasuredCosts:
+        costs = self.costs.get(group)
+        if costs is None:
+            while len(self.costs) >= GROUPS:
+                del self.costs[next(iter(self.costs))]
+            costs = self.costs[group] = MeasuredCosts()
+            if not self.cost_feedback:
+                for depth, ms in enumerate(self.prior_costs):
+                    costs.sample(depth, ms)
+        return costs
+
+    def _best(self, costs: MeasuredCosts, tokens: list[float], limit: int) -> int:
+        """The timed depth within the limit that is worth most; the selected one on a near-tie."""
+        best, best_value, own = 0, 0.0, 0.0
+        for depth, ms in costs.curve():
+            if depth > limit or not costs.measured(depth):
+                continue
+            value = tokens[depth] / ms
+            if value > best_value:
+                best, best_value = depth, value
+            if depth == self.selected:
+                own = value
+        return self.selected if own and best_value <= own * HYSTERESIS else best
+
+    def _rates(self, limit: int) -> tuple[list[float], list[float]]:
+        """Acceptance by position, and its variance: the batch's mean over sampling regimes."""
+        modes = self._modes
+        first = self.acceptance[modes[0]]
+        rates = first.expected(limit)
+        errors = first.errors(rates)
+        if len(modes) == 1 or all(mode == modes[0] for mode in modes):
+            return rates, errors
+        share = sum(mode == modes[0] for mode in modes) / len(modes)
+        other = self.acceptance[MODES[modes[0] == MODES[0]]]
+        more = other.expected(limit)
+        far = other.errors(more)
+        return (
+            [share * x + (1.0 - share) * y for x, y in zip(rates, more, strict=True)],
+            [share * x + (1.0 - share) * y for x, y in zip(errors, far, strict=True)],
+        )
+
+    # -- cutting -------------------------------------------------------------------------------
+
+    def verify(self, confidence: FloatArray) -> list[int]:
+        counts = [int(n) for n in np.isfinite(confidence).sum(axis=1)]
+        costs = self.costs.get(self._group) if self._group else None
+        if not self._reading or costs is None:
+            return counts
+        curve = [(d, ms) for d, ms in costs.curve() if costs.measured(d)]
+        deepest = max(counts, default=0)
+        verify = self.cutting.verify_ms(curve, deepest)
+        rates, _ = self._rates(max(deepest, self.selected))
+        lam = expected_tokens(rates)[self.selected] / interpolate(curve, self.selected)
+        depths = []
+        for mode, count, row in zip(self._modes, counts, confidence.tolist(), strict=True):
+            depth = self.cutting.forced(count)
+            if depth is None:
+                p = [self._accepts(mode, j, row[j]) for j in range(count)]
+                depth = self.cutting.rule(mode, p, self._means(mode, count), verify, lam)
+            depths.append(depth)
+        self._decision.cut = sum(counts) - sum(depths)
+        return depths
+
+    def _accepts(self, mode: str, position: int, confidence: float) -> float:
+        rate = self._means(mode, position + 1)[position]
+        return self.calibration[mode].accepts(position, confidence, rate)
+
+    def _means(self, mode: str, k: int) -> list[float]:
+        return self.acceptance[mode].expected(k)
+
+    def _calibrated(self) -> bool:
+        return all(self.calibration[mode].ready for mode in set(self._modes))
+
+    def decision(self) -> Decision:
+        return self._decision
+
+    # -- learning ------------------------------------------------------------------------------
+
+    def observe(self, round: Round) -> None:
+        self._since += 1
+        self.credit = min(MOST, self.credit + SHARE)
+        for model in self.acceptance.values():
+            model.advance()
+        for group_costs in self.costs.values():
+            group_costs.advance()
+        alarm = False
+        for slot, mode in zip(round.slots, self._modes, strict=False):
+            alarm |= self._learn(slot, mode)
+        excluded = self._timed(round)
+        self._decision.excluded = excluded
+        self._decision.cost_sample = not excluded
+        requests = [slot.request for slot in round.slots]
+        if alarm or requests != self._requests:
+            # Other content: what was not worth trying may be now.
+            self._since = max(self._since, self.interval)
+            if alarm:
+                self.interval = FIRST_INTERVAL
+        self._requests = requests
+
+    def _learn(self, slot: SlotRound, mode: str) -> bool:
+        """Acceptance and calibration from one sequence; True if its content has changed."""
+        if slot.accepted > slot.verified or slot.verified > slot.drafted:
+            raise PolicyError(
+                f"the engine reported {slot.accepted} accepted of {slot.verified} verified of "
+                f"{slot.drafted} drafts; that is no outcome"
+            )
+        if not slot.drafted:
+            return False
+        judged, confidences = slot.judged, slot.confidences
+        alarm = self.acceptance[mode].observe(judged, slot.accepted)
+        if confidences:
+            if judged == slot.verified == slot.accepted < len(confidences):
+                # The draft that was cut would have stood as often as its confidence says; without
+                # it only the sure ones would be counted.
+                p = self._accepts(mode, judged, confidences[judged])
+                self.acceptance[mode].imagine(judged, p)
+            self.calibration[mode].observe(confidences, judged, slot.accepted)
+            self.cutting.note(mode, confidences)
+        return alarm
+
+    def _timed(self, round: Round) -> str:
+        """Feed the round's time to the cost model; "", or why it is no sample."""
+        excluded = self._gate.excluded(round)
+        self.cutting.note_draft(round.depth, round.draft_ms)
+        if self._group is None:
+            return excluded or "cap"
+        costs = self._costs(self._group)
+        ms: float | None = round.round_ms
+        drafting = [slot for slot in round.slots if slot.drafted]
+        depth = round.depth
+        if not self.cost_feedback:
+            excluded = excluded or "fixed"
+        elif not excluded and depth:
+            verified = {slot.verified for slot in drafting}
+            ragged = len(verified) > 1 or any(slot.drafted != depth for slot in drafting)
+            if ragged or len(drafting) != self._group[1]:
+                excluded = "ragged"
+            elif verified != {depth}:
+                depth = verified.pop()
+                ms = self.cutting.cut(round.round_ms, round.depth, depth, costs.cost(depth))
+            elif self._reading:
+                ms = self.cutting.full(round.round_ms, costs.cost(depth))
+            if ms is None:
+                excluded = "reading"
+        if not excluded and ms is not None:
+            if depth == round.depth:
+                costs.take_route(depth, round.route.kind)
+            if not costs.sample(depth, ms):
+                excluded = "stall"
+        if self._trial is not None:
+            self._follow_trial(costs, round, clean=not excluded)
+        return excluded
+
+    def _follow_trial(self, costs: MeasuredCosts, round: Round, *, clean: bool) -> None:
+        trial = self._trial
+        if trial is None or not round.round_ms > 0.0:
+            return
+        if not trial.length and clean:
+            ms, own_ms = costs.cost(trial.depth), costs.cost(self.selected)
+            if ms is not None and own_ms is not None:
+                rates, _ = self._rates(max(trial.depth, self.selected))
+                tokens = expected_tokens(rates)
+                trial.plan(max(0.0, ms / own_ms - tokens[trial.depth] / tokens[self.selected]))
+        trial.observe(clean, round.committed / round.width / round.round_ms)
+
+    # -- showing and keeping -------------------------------------------------------------------
+
+    def explain(self) -> dict[str, Any]:
+        """Cost in ms per (width, drafting) and depth, acceptance, what trials cost so far in rounds."""
+        out: dict[str, Any] = {
+            "selected": self.selected,
+            "interval": self.interval,
+            "trials": self.trials,
+            "trials_lost_rounds": self.lost,
+            "frontier": {mode: model.frontier for mode, model in self.acceptance.items()},
+            "acceptance": {
+                mode: {
+                    "rates": model.expected(len(model.rates)),
+                    "reached": [model.worth(i) for i in range(len(model.rates))],
+                }
+                for mode, model in self.acceptance.items()
+                if model.rates
+            },
+            "cost_ms": {
+                _key(group): {str(d): ms for d, ms in costs.curve()}
+                for group, costs in self.costs.items()
+            },
+            "cutting": self.cutting.explain(),
+        }
+        if self._group in self.costs and self._head:
+            curve = self.costs[self._group].curve()
+            tokens = expected_tokens(self._rates(self._head)[0])
+            width = self._group[0]
+            out["tokens_per_s"] = {
+                str(d): 1000.0 * width * tokens[d] / ms for d, ms in curve if d < len(tokens)
+            }
+        return out
+
+    def parameters(self) -> dict[str, Any]:
+        return {"cost_feedback": self.cost_feedback, "prior_costs": list(self.prior_costs)}
+
+    def state(self) -> dict[str, Any]:
+        """What was learned, as JSON can hold it."""
+        return {
+            "policy": self.name,
+            "selected": self.selected,
+            "interval": self.interval,
+            "credit": self.credit,
+            "acceptance": {mode: model.state() for mode, model in self.acceptance.items()},
+            "calibration": {mode: c.state() for mode, c in self.calibration.items()},
+            "costs": {
+                _key(group): costs.state() for group, costs in self.costs.items() if costs.depths
+            }
+            if self.cost_feedback
+            else {},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what `state()` gave. Raises `PolicyError`, and changes nothing, if it is no such
+        state."""
+        fresh = AdaptiveDepth(prior_costs=self.prior_costs, cost_feedback=self.cost_feedback)
+        try:
+            for mode in MODES:
+                fresh.acceptance[mode].restore(state["acceptance"][mode])
+                fresh.calibration[mode].restore(state["calibration"][mode])
+            fresh.selected = int(state["selected"])
+            fresh.interval = int(state["interval"])
+            fresh.credit = float(state["credit"])
+            for key, costs in list(state["costs"].items())[-GROUPS:]:
+                width, drafting = (int(n) for n in key.split("/"))
+                if self.cost_feedback:
+                    fresh._costs((width, drafting)).restore(costs)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise PolicyError("this is not the state of the policy 'adaptive'") from error
+        sane = (
+            state.get("policy") == self.name
+            and 0 <= fresh.selected <= 64
+            and FIRST_INTERVAL <= fresh.interval <= LAST_INTERVAL
+            and 0.0 <= fresh.credit <= MOST
+        )
+        if not sane:
+            raise PolicyError("the stored state of the policy 'adaptive' leaves its range")
+        self.__dict__.update(fresh.__dict__)
+
+
+def _key(group: Group) -> str:
+    return f"{group[0]}/{group[1]}"

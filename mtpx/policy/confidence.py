@@ -1,0 +1,132 @@
+"""What the head's confidence is worth: P(draft stands | its confidence, all before it stood), learned
+online.
+
+Per position a count of drafts and of those that stood in buckets of the confidence (top-1 log-probability,
+edges as published for GB10). A bucket starts at the position's own rate, held by `PRIOR` pseudo-drafts: a
+cold calibration predicts the rate whatever the confidence, so nothing is decided by it. Pool
+adjacent violators (Ayer et al. 1955) makes it monotone: a more confident draft is never
+predicted less acceptable. Only drafts that were judged count; that a draft was verified *because of* its
+confidence does no harm, since the prediction is conditional on it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+from mtpx.errors import PolicyError
+
+EDGES = (-4.0, -2.0, -1.0, -0.5, -0.25, -0.1, -0.05, -0.02, -0.005)
+"""Upper edges of the buckets (lower, upper]; one more lies above the last."""
+
+PRIOR = 16.0
+"""Pseudo-drafts at the position's own rate in every bucket: a bucket says something once it
+has seen about as many."""
+
+KNOWN = 200
+"""Judged drafts before a calibration is acted upon."""
+
+MEMORY = 400.0
+"""Drafts a bucket remembers; older ones fade."""
+
+REFRESH = 32
+"""Judged drafts of a position between two fits."""
+
+
+class Calibration:
+    """Confidence to acceptance, by position."""
+
+    def __init__(self) -> None:
+        self._seen: list[list[float]] = []
+        self._stood: list[list[float]] = []
+        self._fits: list[list[float] | None] = []
+        self._fresh: list[int] = []
+        self._judged = 0
+
+    def observe(self, confidences: Sequence[float], judged: int, accepted: int) -> None:
+        """One sequence's round: the first `judged` drafts had a verdict, the first `accepted` stood."""
+        for i, confidence in enumerate(confidences[:judged]):
+            if not confidence <= 0.0:
+                continue
+            if i == len(self._seen):
+                self._grow()
+            bucket = bisect_left(EDGES, confidence)
+            seen, stood = self._seen[i], self._stood[i]
+            fade = min(1.0, (MEMORY - 1.0) / max(seen[bucket], 1.0))
+            seen[bucket] = seen[bucket] * fade + 1.0
+            stood[bucket] = stood[bucket] * fade + (1.0 if i < accepted else 0.0)
+            self._fresh[i] += 1
+            self._judged += 1
+            if self._fresh[i] >= REFRESH:
+                self._fits[i] = None
+
+    def _grow(self) -> None:
+        self._seen.append([0.0] * (len(EDGES) + 1))
+        self._stood.append([0.0] * (len(EDGES) + 1))
+        self._fits.append(None)
+        self._fresh.append(0)
+
+    def accepts(self, position: int, confidence: float, rate: float) -> float:
+        """P(the draft at `position`, counted from 0, stands), `rate` being the position's own.
+
+        A confidence that is none (NaN) says nothing: the rate comes back."""
+        if position >= len(self._seen) or not confidence <= 0.0:
+            return rate
+        fit = self._fits[position]
+        if fit is None:
+            fit = self._fits[position] = self._fit(position, rate)
+            self._fresh[position] = 0
+        return fit[bisect_left(EDGES, confidence)]
+
+    def _fit(self, position: int, rate: float) -> list[float]:
+        weights = [n + PRIOR for n in self._seen[position]]
+        values = [
+            (hits + PRIOR * rate) / w
+            for hits, w in zip(self._stood[position], weights, strict=True)
+        ]
+        return isotonic(values, weights)
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough was judged to act upon."""
+        return self._judged >= KNOWN
+
+    def state(self) -> dict[str, Any]:
+        return {"seen": [list(r) for r in self._seen], "stood": [list(r) for r in self._stood]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Raises `PolicyError` unless `state` came from `state()`."""
+        try:
+            seen = [[float(n) for n in row] for row in state["seen"]]
+            stood = [[float(n) for n in row] for row in state["stood"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise PolicyError("the stored calibration is not a policy's state") from error
+        shape = [len(EDGES) + 1] * len(seen)
+        if [len(r) for r in seen] != shape or [len(r) for r in stood] != shape or len(seen) > 64:
+            raise PolicyError("the stored calibration has other buckets than this version's")
+        pairs = [
+            (s, n) for a, b in zip(stood, seen, strict=True) for s, n in zip(a, b, strict=True)
+        ]
+        if not all(0.0 <= s <= n < math.inf for s, n in pairs):
+            raise PolicyError("the stored calibration counts more accepted than judged drafts")
+        self.__init__()  # type: ignore[misc]
+        for row, hits in zip(seen, stood, strict=True):
+            self._grow()
+            self._seen[-1], self._stood[-1] = row, hits
+        self._judged = int(sum(map(sum, seen)))
+
+
+def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The nearest non-decreasing sequence in weighted least squares: pool adjacent violators."""
+    blocks: list[list[float]] = []
+    for value, weight in zip(values, weights, strict=True):
+        blocks.append([value, weight, 1.0])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            v, w, n = blocks.pop()
+            last = blocks[-1]
+            last[0] = (last[0] * last[1] + v * w) / (last[1] + w)
+            last[1] += w
+            last[2] += n
+    return [value for value, _, n in blocks for _ in range(int(n))]

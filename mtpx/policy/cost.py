@@ -1,0 +1,284 @@
+"""What a round costs at each depth.
+
+Facts (the public controller): an EWMA of the wall time of a whole round per visited depth, weight
+0.3, one sample moving it by at most 25 % before the weight; read by straight lines between sampled
+depths, flat outside; ready once two distinct depths are sampled.
+
+What `MeasuredCosts` adds:
+
+- *Ageing.* The depth in use shows how the machine changes (context grows: the same ms for every
+  depth; heat: the same factor). Other depths follow it, by the smaller of the two: an optimistic
+  error is tested within a few rounds and healed, a pessimistic one would never be noticed. The
+  reference is the level when a depth was last sampled, so noise cannot ratchet it down.
+- *Stalls.* A sample over `HOLD` times the estimate is held, not believed. Four in a row are a slower
+  machine (one sample in a hundred stalls: 1e-8) and believed at once, whole. Nothing makes a
+  round too fast: two low ones are enough.
+- *First samples.* A first sample far above what was seen at other depths is kept only once a second
+  has confirmed it, the lower of the two: a stall there would hide the depth for good.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from typing import Any
+
+from mtpx.errors import PolicyError
+
+WEIGHT = 0.3
+"""Of the newest sample."""
+
+CLAMP = 0.25
+"""Largest relative innovation of one sample, before the weight: one stall moves 7.5 %."""
+
+HOLD = 1.5
+"""Above this factor a sample is held: published stalls are 2 to 6 times, noise a few per cent."""
+
+SLOWER, FASTER = 4, 2
+"""Held samples in a row that are believed."""
+
+IN_USE = 3
+"""Rounds since the last sample within which a depth counts as in use: its surprises are the machine's."""
+
+DRIFT = 5e-6
+"""Variance a depth's own cost, relative to the machine, gains a round: 5 % deviation in 500 rounds."""
+
+
+RESTORED = 0.0025
+"""Variance of a cost that another process measured: the machine may be busier or cooler today."""
+
+JUMP_DOUBT = 0.01
+"""Variance that a jump of the machine adds to every depth that did not show it."""
+
+FIRST_SPREAD = 0.02
+"""Relative noise of a round's time until it has been measured."""
+
+
+class CostModel:
+    """The facts' cost curve of one width: EWMA with a clamp, interpolated, flat outside."""
+
+    def __init__(self, *, weight: float = WEIGHT, clamp: float = CLAMP) -> None:
+        self.weight = weight
+        self.clamp = clamp
+        self.ms: dict[int, float] = {}
+
+    @property
+    def ready(self) -> bool:
+        return len(self.ms) >= 2
+
+    def sample(self, depth: int, ms: float) -> None:
+        """A clean round time. Raises `PolicyError` unless it is a time above 0."""
+        check_ms(ms)
+        old = self.ms.get(depth)
+        if old is None:
+            self.ms[depth] = ms
+        else:
+            bound = self.clamp * old
+            self.ms[depth] = old + self.weight * min(bound, max(-bound, ms - old))
+
+    def cost(self, depth: int) -> float:
+        """ms of a round. Raises `PolicyError` while nothing was sampled."""
+        if not self.ms:
+            raise PolicyError("no round was timed yet; there is no cost to read")
+        return interpolate(sorted(self.ms.items()), depth)
+
+    def state(self) -> dict[str, Any]:
+        return {"ms": {str(d): ms for d, ms in self.ms.items()}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Raises `PolicyError` unless `state` came from `state()`."""
+        self.ms = {depth: ms for depth, (ms,) in checked_costs(state.get("ms"), 1).items()}
+
+
+class Cost:
+    """One depth's estimate: ms, samples, round of the last one, the machine's level then."""
+
+    __slots__ = ("count", "doubt", "held", "ms", "route", "scale", "seen", "shift", "variance")
+
+    def __init__(self, ms: float, seen: int, scale: float, shift: float) -> None:
+        self.ms = ms
+        self.count = 1
+        self.variance = FIRST_SPREAD * FIRST_SPREAD
+        self.seen = seen
+        self.scale = scale
+        self.shift = shift
+        self.held: list[float] = []
+        self.doubt = False
+        self.route = ""
+
+
+class MeasuredCosts:
+    """Costs of one width on a machine that changes; depths age together. See the module."""
+
+    def __init__(self) -> None:
+        self.depths: dict[int, Cost] = {}
+        self.scale = 1.0
+        self.shift = 0.0
+        self._aside: dict[tuple[str, int], Cost] = {}
+        self._now = 0
+        self._spread = FIRST_SPREAD
+
+    @property
+    def ready(self) -> bool:
+        return len(self.depths) >= 2
+
+    def advance(self, rounds: int = 1) -> None:
+        self._now += rounds
+
+    def measured(self, depth: int) -> bool:
+        """Whether this depth has a sample that is not doubted."""
+        found = self.depths.get(depth)
+        return found is not None and not found.doubt
+
+    def age(self, depth: int) -> int:
+        return self._now - self.depths[depth].seen
+
+    def cost(self, depth: int) -> float | None:
+        """ms of a round at this depth now, if it was ever sampled."""
+        found = self.depths.get(depth)
+        return None if found is None else self._aged(found)
+
+    def _aged(self, c: Cost) -> float:
+        by_factor = c.ms * self.scale / c.scale
+        by_shift = c.ms + self.shift - c.shift
+        # Below half of the one the other is no ageing but a sum of errors.
+        return max(min(by_factor, by_shift), 0.5 * by_factor)
+
+    def curve(self) -> list[tuple[int, float]]:
+        """(depth, ms) of every sampled depth, ascending."""
+        return [(d, self._aged(self.depths[d])) for d in sorted(self.depths)]
+
+    def deviation(self, depth: int) -> float:
+        """Relative standard deviation of this depth's estimate: noise, and what time adds."""
+        c = self.depths[depth]
+        return math.sqrt(c.variance + DRIFT * (self._now - c.seen))
+
+    def sample(self, depth: int, ms: float) -> bool:
+        """A clean round time; False if it was held as a stall. Raises `PolicyError` unless above 0."""
+        check_ms(ms)
+        c = self.depths.get(depth)
+        if c is None:
+            c = Cost(ms, self._now, self.scale, self.shift)
+            others = [self._aged(o) for o in self.depths.values()]
+            c.doubt = bool(others) and ms > HOLD * max(others)
+            self.depths[depth] = c
+            return not c.doubt
+        now = self._aged(c)
+        if c.doubt:
+            c.doubt = False
+            self._set(c, min(ms, now))
+            return True
+        ratio = ms / now
+        surprise = max(HOLD, 1.0 + 5.0 * self._spread)
+        if ratio > surprise or ratio < 1.0 / surprise:
+            if c.held and (c.held[-1] > 1.0) != (ratio > 1.0):
+                c.held.clear()
+            c.held.append(ratio)
+            if len(c.held) < (SLOWER if ratio > 1.0 else FASTER):
+                return False
+            self._believe(c, now, sorted(c.held)[len(c.held) // 2])
+            return True
+        c.held.clear()
+        off = min(CLAMP, max(-CLAMP, ratio - 1.0))
+        self._spread += 0.02 * (1.25 * abs(off) - self._spread)
+        age = self._now - c.seen
+        variance = c.variance + DRIFT * age
+        own = variance / (variance + self._spread * self._spread)
+        c.variance = (1.0 - own) * variance
+        machine = max(0.0, WEIGHT - own) if age <= IN_USE else 0.0
+        if machine:
+            self.scale *= 1.0 + machine * off
+            self.shift += now * machine * off
+        self._set(c, now * (1.0 + (own + machine) * off))
+        return True
+
+    def _believe(self, c: Cost, now: float, ratio: float) -> None:
+        """A held surprise was no stall: the machine's if this depth is in use, else the depth's own."""
+        if self._now - c.seen <= IN_USE * SLOWER and c.count > SLOWER:
+            self.scale *= ratio
+            self.shift += now * (ratio - 1.0)
+            # Whether the others were slowed as much is worth asking.
+            for other in self.depths.values():
+                other.variance += JUMP_DOUBT
+        else:
+            c.variance = self._spread * self._spread
+        self._set(c, now * ratio)
+        c.held.clear()
+
+    def _set(self, c: Cost, ms: float) -> None:
+        c.ms = ms
+        c.count += 1
+        c.seen = self._now
+        c.scale, c.shift = self.scale, self.shift
+
+    def take_route(self, depth: int, route: str) -> None:
+        """The route a forward at this depth takes from now on. Another one than its estimate is from
+        puts that aside until the route comes back; a depth without estimate is seeded anew."""
+        c = self.depths.get(depth)
+        if c is None or c.route == route:
+            return
+        if not c.route:
+            c.route = route
+            return
+        self._aside[c.route, depth] = self.depths.pop(depth)
+        back = self._aside.pop((route, depth), None)
+        if back is not None:
+            self.depths[depth] = back
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "ms": {str(d): [self._aged(c), c.count] for d, c in self.depths.items() if not c.doubt}
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Raises `PolicyError` unless `state` came from `state()`."""
+        found = checked_costs(state.get("ms"), 2)
+        self.__init__()  # type: ignore[misc]
+        for depth, (ms, count) in found.items():
+            self.depths[depth] = Cost(ms, 0, 1.0, 0.0)
+            self.depths[depth].count = max(1, int(min(count, 1e6)))
+            self.depths[depth].variance = RESTORED
+
+
+def interpolate(curve: list[tuple[int, float]], depth: int) -> float:
+    """Straight lines between (depth, ms) cells, ascending; flat outside."""
+    i = bisect_left(curve, (depth, -math.inf))
+    if i == len(curve):
+        return curve[-1][1]
+    d, ms = curve[i]
+    if d == depth or i == 0:
+        return ms
+    d0, ms0 = curve[i - 1]
+    return ms0 + (ms - ms0) * (depth - d0) / (d - d0)
+
+
+def usable_ms(ms: float) -> bool:
+    """Whether this is a time: finite, above 0 (a clock that goes backwards makes others)."""
+    return 0.0 < ms < 1e9
+
+
+def check_ms(ms: float) -> None:
+    if not usable_ms(ms):
+        raise PolicyError(f"a round of {ms!r} ms is not a time above 0; the clock is not usable")
+
+
+def checked_costs(table: Any, fields: int) -> dict[int, tuple[float, ...]]:
+    """{depth: numbers} of a stored cost table, each checked; the first number is ms.
+
+    Raises `PolicyError` on NaN, zero, negative or missing numbers and on what is no depth."""
+    if not isinstance(table, dict):
+        raise PolicyError("the stored costs are not a table of depths")
+    out: dict[int, tuple[float, ...]] = {}
+    for key, value in table.items():
+        numbers = value if isinstance(value, (list, tuple)) else [value]
+        try:
+            depth = int(key)
+            cells = tuple(float(n) for n in numbers)
+        except (TypeError, ValueError) as error:
+            raise PolicyError(f"the stored costs hold {key!r}: {value!r}; not a cost") from error
+        if not 0 <= depth <= 64 or len(cells) != fields or not usable_ms(cells[0]):
+            raise PolicyError(f"the cost of depth {key} is {value!r}; it must be above 0 ms")
+        if not all(0.0 <= n < math.inf for n in cells):
+            raise PolicyError(f"the cost of depth {key} is {value!r}; numbers must be finite")
+        out[depth] = cells
+    return out

@@ -1,0 +1,55 @@
+"""How many drafts of a round are worth verifying, given how sure the head is of them.
+
+With λ tokens per ms to be had elsewhere, a round that verifies v drafts is worth Σ_{j≤v} Π_{i≤j} p_i - λ V(v),
+V(v) being the target forward over v + 1 rows; the drafts themselves are paid for. Two rules:
+
+- `free_cut`: drafts that are argmax (temperature 0) permit any rule: the v of most worth.
+- `stopping_cut`: at temperature > 0 whether draft j is verified may depend on confidences 1..j alone
+  (`mtpx.sampling`). Draft j goes in if some depth m ≥ j beats stopping at j - 1, with the calibrated p of
+  drafts 1..j and the mere rates of those after it, whose confidences have not been looked at.
+
+Both see past a wall: m runs over all depths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def free_cut(accepts: Sequence[float], verify_ms: Sequence[float], rate: float) -> int:
+    """The depth of most worth. `accepts[j]`: P(draft j + 1 stands | all before it did), (k,);
+    `verify_ms`: V(0..k); `rate`: λ, tokens per ms. Ties to the deeper: its drafts are paid for."""
+    best, best_worth = 0, -rate * verify_ms[0]
+    tokens, reach = 0.0, 1.0
+    for v, p in enumerate(accepts, 1):
+        reach *= p
+        tokens += reach
+        worth = tokens - rate * verify_ms[v]
+        if worth >= best_worth:
+            best, best_worth = v, worth
+    return best
+
+
+def stopping_cut(
+    accepts: Sequence[float], rates: Sequence[float], verify_ms: Sequence[float], rate: float
+) -> int:
+    """The depth at which a rule that looks at one confidence after the other stops.
+
+    `accepts[j]` may depend on confidences 1..j + 1 only; `rates` (k,) are the positions' means and
+    depend on none. `verify_ms` and `rate` as in `free_cut`."""
+    reach = 1.0
+    k = len(accepts)
+    for j in range(k):
+        reach *= accepts[j]
+        here = rate * verify_ms[j]
+        gained, ahead = reach, reach
+        pays = gained + here - rate * verify_ms[j + 1] >= 0.0
+        m = j + 1
+        while not pays and m < k:
+            ahead *= rates[m]
+            gained += ahead
+            m += 1
+            pays = gained + here - rate * verify_ms[m] >= 0.0
+        if not pays:
+            return j
+    return k

@@ -1,0 +1,117 @@
+"""Trying another depth: which one is worth asking about, and for how long.
+
+A depth is worth a trial if its optimistic value beats the selected depth's: committed tokens `Z` deviations
+up, and a cost that is the measured one `Z` deviations down, or, where none was measured, half-way
+between the straight line and the cheapest round seen anywhere. Among those, the most gain for what it
+is expected to lose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mtpx.policy.acceptance import optimistic_tokens
+from mtpx.policy.cost import MeasuredCosts, interpolate
+
+Z = 1.3
+"""Standard deviations of optimism: one true value in ten lies further out."""
+
+WORTHWHILE = 1.01
+"""Optimistic value, relative to the selected depth's, below which nothing is tried."""
+
+SHORTEST, LONGEST = 2, 32
+"""Rounds of a trial: a change of shape and a sample at least."""
+
+TRANSITION = 0.15
+"""Published extra cost of a round whose shape changed: paid going there and coming back."""
+
+
+class Trial:
+    """A few rounds at another depth: `SHORTEST` and a clean sample, then as many as lose what going there
+    and back lost (`moving`, in rounds), so that a near-tie is looked at long enough; on while they
+    deliver.
+
+    The length is fixed as soon as the cost is known: a trial that stopped when its luck was bad
+    would leave every rate too low."""
+
+    __slots__ = (
+        "depth",
+        "known",
+        "length",
+        "loss",
+        "moving",
+        "over",
+        "reason",
+        "rounds",
+        "sampled",
+        "value",
+    )
+
+    def __init__(self, depth: int, *, known: bool, loss: float, moving: float, value: float):
+        self.depth = depth
+        self.known = known
+        self.reason = "probe" if known else "seed"
+        self.loss = loss
+        self.moving = moving
+        self.value = value
+        self.length = 0
+        self.rounds = 0
+        self.sampled = False
+        self.over = False
+
+    def plan(self, lost: float) -> None:
+        """Fix the length: a round is believed to lose `lost` rounds of the selected depth."""
+        self.length = min(LONGEST, max(SHORTEST, int(self.moving / max(lost, 1e-3))))
+
+    def observe(self, clean: bool, value: float) -> None:
+        """A round of it: whether its time was a sample, and the tokens per ms that it delivered."""
+        self.rounds += 1
+        self.sampled |= clean
+        enough = self.rounds >= SHORTEST and (self.sampled or self.rounds > 3)
+        self.over = self.rounds >= LONGEST or (
+            enough and self.rounds >= self.length and value < self.value
+        )
+
+
+def choose(
+    costs: MeasuredCosts,
+    rates: Sequence[float],
+    errors: Sequence[float],
+    tokens: Sequence[float],
+    selected: int,
+    *,
+    credit: float,
+    measured_too: bool,
+) -> Trial | None:
+    """The trial with the most optimistic gain for its expected loss, if one is worthwhile and costs
+    at most `credit` rounds. Without `measured_too` only depths that were never timed are tried.
+
+    `rates`, `errors` (k,): acceptance and its variance; `tokens` (k + 1,): expected tokens."""
+    curve = [(d, ms) for d, ms in costs.curve() if costs.measured(d)]
+    floor = min(ms for _, ms in curve)
+    own_ms = interpolate(curve, selected)
+    value = tokens[selected] / own_ms
+    high = optimistic_tokens(rates, errors, Z, known=selected)
+    best: Trial | None = None
+    best_score = 0.0
+    for depth in range(len(tokens)):
+        known = costs.measured(depth)
+        if depth == selected or (known and not measured_too):
+            continue
+        ms = interpolate(curve, depth)
+        low = (
+            ms * max(0.6, 1.0 - Z * costs.deviation(depth)) if known else floor + (ms - floor) / 2.0
+        )
+        gain = high[depth] / low / value
+        if gain < WORTHWHILE:
+            continue
+        a_round = ms / own_ms * max(0.0, 1.0 - tokens[depth] / ms / value)
+        moving = TRANSITION * (1.0 + ms / own_ms)
+        loss = max(SHORTEST * a_round, moving) + moving
+        score = (gain - 1.0) / loss
+        if loss <= credit and score > best_score:
+            best_score = score
+            best = Trial(depth, known=known, loss=loss, moving=moving, value=value)
+            if known:
+                best.plan(a_round)
+    return best
