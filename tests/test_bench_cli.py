@@ -35,7 +35,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
             prepare(model)
 
         @contextmanager
-        def loaded(pack: str | None, **options: Any) -> Iterator[Model]:
+        def loaded(pack: str | None, engine: Any, **options: Any) -> Iterator[Model]:
             with monkeypatch.context() as patched:
                 patched.setattr(time, "perf_counter_ns", model.engine.clock)
                 yield model

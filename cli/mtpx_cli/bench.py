@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtpx_cli.loading import engine_options, load_model
+from mtpx_cli.loading import EngineArguments, engine_options, load_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,10 +151,7 @@ def bench(
     trace_path: Path | None,
     as_json: bool,
     quiet: bool,
-    backend: str,
-    device: str,
-    threads: int | None,
-    context: int | None,
+    engine: EngineArguments,
     **sampled: Any,
 ) -> None:
     """Time PACK with its MTP head and, with --plain-baseline, without it: does MTP pay?
@@ -179,9 +176,7 @@ def bench(
         command=ctx.command_path,
     )
     path = trace_path or _default_trace()
-    with load_model(
-        pack, backend=backend, device=device, threads=threads, context=context, quiet=quiet
-    ) as model:
+    with load_model(pack, engine, quiet=quiet) as model:
         name = model.pack.name
         result = _run(model, plan, chosen, options, path, quiet)
     if trace_path is None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -21,6 +23,32 @@ F = TypeVar("F", bound=Callable[..., Any])
 PATIENCE_S = 0.5
 """Work that is over sooner needs no progress line."""
 
+
+@dataclass(frozen=True, slots=True)
+class EngineArguments:
+    """What every command that loads a model lets a person say about how."""
+
+    backend: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    context: int | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+class Setting(click.ParamType[tuple[str, str]]):
+    """KEY=VALUE."""
+
+    name = "KEY=VALUE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        key, sign, given = str(value).partition("=")
+        if not key or not sign:
+            self.fail(f"{value!r} is not KEY=VALUE", param, ctx)
+        return key, given
+
+
 _OPTIONS = [
     click.option("--backend", default="auto", metavar="NAME", help="auto, or a backend's name."),
     click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1, …"),
@@ -28,35 +56,50 @@ _OPTIONS = [
     click.option(
         "--context", type=click.IntRange(min=2), help="Tokens to make room for (prompt and answer)."
     ),
+    click.option(
+        "--set",
+        "settings",
+        type=Setting(),
+        multiple=True,
+        help="A setting of the backend, such as product=rows (torch: its own matrix products).",
+    ),
 ]
 
 
 def engine_options(command: F) -> F:
-    """Add --backend, --device, --threads, --context to a command."""
+    """Add --backend, --device, --threads, --context and --set to a command, which receives them as
+    one argument, `engine`."""
+
+    @functools.wraps(command)
+    def wrapped(
+        *args: Any,
+        backend: str,
+        device: str,
+        threads: int | None,
+        context: int | None,
+        settings: tuple[tuple[str, str], ...],
+        **options: Any,
+    ) -> Any:
+        engine = EngineArguments(backend, device, threads, context, dict(settings))
+        return command(*args, engine=engine, **options)
+
     for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+        wrapped = option(wrapped)
+    return cast(F, wrapped)
 
 
-def load_model(
-    pack: str | None,
-    *,
-    backend: str,
-    device: str,
-    threads: int | None,
-    context: int | None,
-    quiet: bool,
-) -> Model:
+def load_model(pack: str | None, engine: EngineArguments, *, quiet: bool) -> Model:
     """The model, with a progress line on stderr while weights are fetched or checked."""
     from mtpx.api import load
 
     with progress("fetching and checking the model", quiet=quiet) as report:
         return load(
             pack,
-            backend=backend,
-            device=device,
-            threads=threads,
-            context=context,
+            backend=engine.backend,
+            device=engine.device,
+            threads=engine.threads,
+            context=engine.context,
+            extra=engine.settings,
             progress=report,
         )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtpx_cli.loading import engine_options, load_model
+from mtpx_cli.loading import EngineArguments, engine_options, load_model
 from mtpx_cli.terminal import INTERRUPTED, complain, is_terminal, note, say
 
 if TYPE_CHECKING:
@@ -71,10 +71,7 @@ def run(
     trace: str | None,
     trace_text: bool,
     quiet: bool,
-    backend: str,
-    device: str,
-    threads: int | None,
-    context: int | None,
+    engine: EngineArguments,
     **sampling: Any,
 ) -> None:
     """Answer PROMPT and exit. "-" (or no PROMPT, in a pipe) reads it from stdin.
@@ -113,9 +110,7 @@ def run(
         raise PromptError("the prompt is empty: give some text, or - to read it from stdin")
     _check_text(("prompt", text), ("system prompt", system or ""), ("stop string", "".join(stop)))
     line = PrefillLine(quiet)
-    with load_model(
-        pack, backend=backend, device=device, threads=threads, context=context, quiet=quiet
-    ) as model:
+    with load_model(pack, engine, quiet=quiet) as model:
         stream = model.stream(
             text,
             system=system,
