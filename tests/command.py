@@ -58,7 +58,7 @@ def mtpx(
 
 def process(*args: str, **options: Any) -> subprocess.Popen[bytes]:
     """`mtpx ARGS` as a process of its own, its streams in pipes unless `options` say otherwise."""
-    env = os.environ | {"PYTHONPATH": "", "OMP_NUM_THREADS": "1"} | options.pop("env", {})
+    env = os.environ | {"OMP_NUM_THREADS": "1"} | options.pop("env", {})
     pipe = subprocess.PIPE
     streams = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe} | options
     return subprocess.Popen([sys.executable, "-m", "mtpx_cli", *args], env=env, **streams)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,17 @@ def test_in_prefill_nothing_is_printed_and_the_trace_ends_with_a_record(
     assert isinstance(request, RequestRecord)
     assert isinstance(end, EndRecord)
     assert (request.prefill_ms, end.stop) == (None, "interrupt")
+
+
+def test_in_prefill_the_progress_line_is_taken_away(
+    mtpx: Command, pack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtpx.generation.PREFILL_CHUNK", 10)
+    monkeypatch.setattr("mtpx_cli.run.is_terminal", lambda stream: stream is sys.stderr)
+    monkeypatch.setattr("click.utils.should_strip_ansi", lambda *args: False)
+    interrupt(monkeypatch, "prefill", 2)
+    done = mtpx("run", "--raw", "<|im_end|>" * 25, *pack)
+    assert "reading the prompt: 10 of 25 tokens\r\x1b[K0 tokens; " in done.err
 
 
 def test_a_second_one_while_the_first_is_dealt_with_leaves_quietly(
