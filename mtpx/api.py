@@ -14,12 +14,12 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import msgspec
 
 from mtpx import packs
-from mtpx.backend import Engine, EngineOptions
+from mtpx.backend import Engine, EngineOptions, Slot
 from mtpx.backends import choose_backend
 from mtpx.checkpoint import open_checkpoint
 from mtpx.errors import PolicyError, PromptError, SamplingError
@@ -119,9 +119,17 @@ class Model:
     def close(self) -> None:
         self.engine.close()
 
-    def encode(self, content: str | Sequence[Message]) -> list[int]:
+    @property
+    def thinks(self) -> bool:
+        """Whether the chat template knows how to switch thinking on and off."""
+        return self.template is not None and "enable_thinking" in self.template.source
+
+    def encode(
+        self, content: str | Sequence[Message], *, thinking: bool | None = None
+    ) -> list[int]:
         """Token ids of a conversation, by the model's chat template, ready for its answer; or of
-        text as it is. Raises `PromptError` for an empty one, and for messages without a template."""
+        text as it is. `thinking` switches thinking on or off where the template `thinks`. Raises
+        `PromptError` for an empty one, and for messages without a template."""
         if isinstance(content, str):
             tokens = self.tokenizer.encode(content)
         elif self.template is None:
@@ -129,7 +137,8 @@ class Model:
                 f"{self.pack.name} has no chat template: give it text to continue (--raw)"
             )
         else:
-            tokens = self.tokenizer.encode(self.template.render(content))
+            names = {} if thinking is None else {"enable_thinking": thinking}
+            tokens = self.tokenizer.encode(self.template.render(content, **names))
         if not tokens or content == "":
             raise PromptError("the prompt is empty: give some text")
         return tokens
@@ -143,7 +152,7 @@ class Model:
 
     def stream(
         self,
-        prompt: str | Sequence[Message],
+        prompt: str | Sequence[Message] | Sequence[int],
         *,
         system: str | None = None,
         raw: bool = False,
@@ -156,15 +165,19 @@ class Model:
         trace: TraceTo | Path | str | None = None,
         on_prefill: Progress | None = None,
         on_round: Callable[[Round], None] | None = None,
+        session: int = 0,
+        reuse: object | None = None,
+        before_close: Callable[[Slot], None] | None = None,
         **parameters: float | int | None,
     ) -> Stream:
         """An answer as pieces of text; figures in the stream's `result` at its end.
 
-        `prompt`: a question (put into the chat template, after `system`), a list of messages, or
-        with `raw` text to continue. `sampling` replaces the pack's defaults; `parameters` set single
-        fields of it (temperature, top_p, logprobs, ...). `seed`: 0 to 2^64 - 1; `None` draws one where
-        it matters. `depth`: drafts a round, "off" for a plain run. `stop`: text to end before, one or
-        several. `trace`: a file for the run's trace.
+        `prompt`: a question (put into the chat template, after `system`), a list of messages, with
+        `raw` text to continue, or token ids as `encode` makes them. `sampling` replaces the pack's
+        defaults; `parameters` set single fields of it (temperature, top_p, logprobs, ...). `seed`: 0 to
+        2^64 - 1; `None` draws one where it matters. `depth`: drafts a round, "off" for a plain run.
+        `stop`: text to end before, one or several. `trace`: a file for the run's trace. `session`,
+        `reuse` and `before_close`: see `Stream`; `mtpx.session` is what uses them.
 
         Raises `MtpxError` for whatever cannot be done as asked; nothing was computed then.
         """
@@ -179,7 +192,7 @@ class Model:
         elif not 0 <= seed < SEEDS:
             raise SamplingError(f"seed must be from 0 to {SEEDS - 1}, got {seed}")
         drafts, why_plain = self._depth(depth, chosen)
-        tokens = self.encode(_content(prompt, system, raw))
+        tokens = self._tokens(prompt, system, raw)
         room = self.engine.info.context_limit - len(tokens)
         if room < 1:
             raise PromptError(
@@ -212,7 +225,19 @@ class Model:
             trace_text=to is not None and to.text,
             on_prefill=on_prefill,
             on_round=on_round,
+            session=session,
+            reuse=reuse,
+            before_close=before_close,
         )
+
+    def _tokens(
+        self, prompt: str | Sequence[Message] | Sequence[int], system: str | None, raw: bool
+    ) -> list[int]:
+        if prompt and not isinstance(prompt, str) and isinstance(prompt[0], int):
+            if system is not None or raw:
+                raise PromptError("token ids are the whole prompt: nothing can go before them")
+            return [int(token) for token in cast("Sequence[int]", prompt)]
+        return self.encode(_content(cast("str | Sequence[Message]", prompt), system, raw))
 
     def _sampling(
         self, sampling: Sampling | None, parameters: Mapping[str, float | int | None]

@@ -8,25 +8,33 @@ Every variable is only another way to set a field; nothing else in mtpx looks at
 | `MTPX_STATE_DIR` | where traces and the last pack's name live |
 | `MTPX_CONFIG_DIR` | where settings live |
 | `MTPX_INDEX_URL`, else `PIP_INDEX_URL` | the package index that wheels come from (PEP 503/691) |
+| `MTPX_` and a setting's name, such as `MTPX_TEMPERATURE` | that setting (`mtpx.settings`) |
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+PREFIX = "MTPX_"
+
+OWN = frozenset({"MTPX_CACHE_DIR", "MTPX_STATE_DIR", "MTPX_CONFIG_DIR", "MTPX_INDEX_URL"})
+"""Variables with a field of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
     """What the process's environment asks for. `None`: the platform's own place; without an index,
-    pip is asked where a wheel lies."""
+    pip is asked where a wheel lies. `settings`: what further `MTPX_` variables say, by the name after
+    that, in small letters."""
 
     cache_dir: Path | None = None
     state_dir: Path | None = None
     config_dir: Path | None = None
     index_url: str | None = None
+    settings: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> Environment:
@@ -38,6 +46,11 @@ class Environment:
             state_dir=_folder(env.get("MTPX_STATE_DIR")),
             config_dir=_folder(env.get("MTPX_CONFIG_DIR")),
             index_url=env.get("MTPX_INDEX_URL") or env.get("PIP_INDEX_URL") or None,
+            settings={
+                name.removeprefix(PREFIX).lower(): value
+                for name, value in env.items()
+                if name.startswith(PREFIX) and name not in OWN and value
+            },
         )
 
 

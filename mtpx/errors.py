@@ -33,6 +33,10 @@ class NonFiniteLogits(MtpxError):
     """The target or its head produced NaN or infinite logits."""
 
 
+class SettingsError(MtpxError):
+    """A setting in the settings file or the environment cannot be used."""
+
+
 class TraceError(MtpxError):
     """A trace cannot be written, or what was read is not a trace."""
 

@@ -116,7 +116,9 @@ class Stream:
     """Iterate for the text; `result` is there once the iteration has ended, however it ended.
 
     `on_prefill(done, total)` in tokens; `on_round` sees every round; `trace` takes the records, with
-    the texts of prompt and answer if `trace_text`, and is closed at the end. Raises what the engine,
+    the texts of prompt and answer if `trace_text`, and is closed at the end. `session` and `reuse` go
+    to `Engine.open`; `before_close` is called with the slot at the end, unless an error was that
+    (what it holds may be kept for another answer). Raises what the engine,
     the policy and the callbacks raise; Ctrl-C passes through. Rounds that were delivered are kept in
     `result` then; the one being computed is not.
     """
@@ -132,12 +134,16 @@ class Stream:
         trace_text: bool = False,
         on_prefill: Progress | None = None,
         on_round: Callable[[Round], None] | None = None,
+        session: int = 0,
+        reuse: object | None = None,
+        before_close: Callable[[Slot], None] | None = None,
         clock: Clock = time.perf_counter_ns,
     ) -> None:
         self._engine, self._tokenizer, self._policy = engine, tokenizer, policy
         self._prompt = prompt
         self._trace, self._trace_text = trace, trace_text
         self._on_prefill, self._on_round = on_prefill, on_round
+        self._session, self._reuse, self._before_close = session, reuse, before_close
         self._clock = clock
         self._detokenizer = Detokenizer(tokenizer, prompt.stop)
         self._slot: Slot | None = None
@@ -223,7 +229,10 @@ class Stream:
             request=prompt.request,
             end_ids=frozenset() if prompt.ignore_eos else prompt.end_ids,
             head=prompt.depth > 0,
+            session=self._session,
+            reuse=self._reuse,
         )
+        self._reuse = None  # adopted by now: what it holds need not be kept beside the slot's own
         done = 0
         while not self._engine.prefill(slot, PREFILL_CHUNK):
             done = min(done + PREFILL_CHUNK, total)
@@ -296,6 +305,8 @@ class Stream:
                 last.callback(self._trace.close)
             if self._slot is not None:
                 last.callback(self._slot.close)
+                if self._before_close is not None and not self._error:
+                    last.callback(self._before_close, self._slot)
             if self._prefill_ms is None:
                 self._emit(self._request_record())
             with suppress(PolicyError):  # the answer is whole, and so is its end record
@@ -316,6 +327,7 @@ class Stream:
             sampling=prompt.sampling,
             seed=prompt.seed,
             prefill_ms=self._prefill_ms,
+            session=self._session,
             parked=prompt.why_plain,
             depth=prompt.depth,
             ignore_eos=prompt.ignore_eos,

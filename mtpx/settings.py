@@ -1,0 +1,185 @@
+"""What a person sets once: a TOML file in the settings folder, and the environment.
+
+A flag wins over the environment, the environment over the file, the file over the default. Every
+setting is called like its flag (`max-tokens` or `max_tokens`) and, in the environment, `MTPX_` and its
+name (`MTPX_MAX_TOKENS`). See `mtpx config`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from mtpx import paths
+from mtpx.config import Environment
+from mtpx.errors import MtpxError, SettingsError
+
+FILE = "config.toml"
+
+LIMIT = 1 << 20
+"""Bytes. Settings are a page of text; what is larger is something else under the name."""
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that can be set; `None` is not set. Ranges of sampling are `mtpx.sampling`'s."""
+
+    pack: str | None = None
+    backend: str | None = None
+    device: str | None = None
+    threads: Count | None = None
+    context: Annotated[int, msgspec.Meta(ge=2)] | None = None
+    depth: Annotated[int, msgspec.Meta(ge=0)] | Literal["off"] | None = None
+    max_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    system: str | None = None
+    thinking: Literal["on", "off"] | None = None
+    keep_traces: bool | None = None
+    trace_text: bool | None = None
+    quiet: bool | None = None
+
+
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+COMMON = ("pack", "backend", "device", "threads", "context")
+"""What every command that loads a model takes. `mtpx bench` takes no more: a verdict must not
+depend on a taste in sampling that is written down elsewhere."""
+
+APPLIES: dict[str, tuple[str, ...]] = {
+    "chat": Settings.__struct_fields__,
+    "run": (*COMMON, "depth", "max_tokens", *SAMPLING),
+    "bench": COMMON,
+    "doctor": (*COMMON, "depth", *SAMPLING),
+}
+"""Command → the settings it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A setting's value and where it came from: a variable's name, or "FILE, line N"."""
+
+    value: Any
+    source: str
+
+
+def settings_file(env: Environment | None = None) -> Path:
+    return paths.config_dir(env) / FILE
+
+
+def load(env: Environment | None = None) -> dict[str, Found]:
+    """What is set, by name. Raises `SettingsError` when the file or a variable cannot be used."""
+    env = env or Environment.from_environ()
+    path = settings_file(env)
+    found = _from_file(path) | _from_environment(env.settings)
+    _check_sampling(found)
+    return found
+
+
+def _from_file(path: Path) -> dict[str, Found]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(LIMIT + 1)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise SettingsError(f"the settings {path} cannot be read: {why}") from None
+    if len(data) > LIMIT:
+        raise SettingsError(f"{path} is larger than settings can be ({LIMIT >> 20} MiB)")
+    try:
+        text = data.decode()
+        table = tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        column = error.start - data.rfind(b"\n", 0, error.start)
+        raise SettingsError(f"{path}, line {line}, column {column}: not UTF-8 text") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SettingsError(f"{path}{_place(str(error), text)}") from None
+    found = {}
+    for written, value in table.items():
+        line = _line_of(written, text)
+        where = f"{path}, line {line}" if line else str(path)
+        name = _known(written.replace("-", "_"), written, where)
+        found[name] = Found(_converted(name, value, where, strict=True), where)
+    return found
+
+
+def _place(said: str, text: str) -> str:
+    """ ", line L, column C: what is wrong" of tomllib's "what is wrong (at line L, column C)"."""
+    match = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", said)
+    if not match:
+        return f": {said}"
+    line = match[2] or text.count("\n") + 1
+    column = match[3] or len(text) - text.rfind("\n")
+    return f", line {line}, column {column}: {match[1]}"
+
+
+def _line_of(key: str, text: str) -> int:
+    """The line a top-level key is written on, from 1; 0 where it cannot be told."""
+    pattern = re.compile(rf"""\s*\[*["']?{re.escape(key)}["']?\s*[=.\]]""")
+    for number, line in enumerate(text.splitlines(), 1):
+        if pattern.match(line):
+            return number
+    return 0
+
+
+def _from_environment(variables: dict[str, str]) -> dict[str, Found]:
+    return {
+        name: Found(_converted(name, variables[name], variable(name), strict=False), variable(name))
+        for name in Settings.__struct_fields__
+        if name in variables
+    }
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return f"MTPX_{name.upper()}"
+
+
+def _known(name: str, written: str, where: str) -> str:
+    names = Settings.__struct_fields__
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+    raise SettingsError(f"{where}: there is no setting {written!r}; {hint}")
+
+
+def _converted(name: str, value: object, where: str, *, strict: bool) -> Any:
+    try:
+        return getattr(msgspec.convert({name: value}, Settings, strict=strict), name)
+    except msgspec.ValidationError as error:
+        said = re.sub(r" - at `\$[^`]*`$", "", str(error))
+        raise SettingsError(f"{where}: {name} cannot be {value!r}: {said}") from None
+
+
+def _check_sampling(found: dict[str, Found]) -> None:
+    from mtpx.sampling import Sampling
+
+    for name in SAMPLING:
+        if name in found and found[name].value is not None:
+            try:
+                Sampling(**{name: found[name].value})
+            except MtpxError as error:
+                raise SettingsError(f"{found[name].source}: {error}") from None
