@@ -50,7 +50,17 @@ def test_without_plain_runs_the_first_line_says_what_is_missing(tmp_path: Path) 
 
 def test_the_sections_follow_in_order(tmp_path: Path) -> None:
     text = report(written(tmp_path / "t.jsonl", small_trace())).output
-    titles = ["What ran", "Rounds", "Acceptance of drafts", "Break-even", "Anomalies", "Trace:"]
+    titles = [
+        "What ran",
+        "Rounds",
+        "Acceptance of drafts",
+        "Break-even",
+        "Depth over time",
+        "What another depth would have done",
+        "Where the time went",
+        "Anomalies",
+        "Trace:",
+    ]
     places = [text.index(title) for title in titles]
     assert places == sorted(places)
 
@@ -58,7 +68,7 @@ def test_the_sections_follow_in_order(tmp_path: Path) -> None:
 def test_the_tables_hold_the_numbers_worked_out_by_hand(tmp_path: Path) -> None:
     text = said(report(written(tmp_path / "t.jsonl", small_trace())))
     assert "mtp 1 7 111 20.0 1.75 75 % length 1" in text
-    assert "1 eager 4 15.0 15.0–15.0 – [2] 1.75 15.0 1.50" in text
+    assert "1 eager 4 15.0 15.0–15.0 – [3] 1.75 15.0 1.50" in text
     assert "1 75.0 % 30.1–95.4 4 75.0 % 30.1–95.4 4" in text
     assert "1 1.50 1.75 50 % 75 % +25 pts 1.17" in text
 
@@ -95,6 +105,12 @@ def test_a_report_fits_its_terminal(tmp_path: Path, columns: int) -> None:
     assert result.exception is None
     assert max(len(line) for line in result.output.splitlines()) <= columns
     assert "…" not in result.output
+
+
+def test_a_narrow_terminal_loses_no_word_of_a_report(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.jsonl", [*bench_trace(), *small_trace()])
+    wide, narrow = (report(path, COLUMNS=columns).output for columns in ("100", "80"))
+    assert set(narrow.split()) >= {word for word in wide.split() if "─" not in word}
 
 
 def test_a_wide_terminal_gets_100_columns(tmp_path: Path) -> None:

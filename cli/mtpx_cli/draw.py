@@ -76,8 +76,11 @@ class Notes:
         return [f"[{i}] {reason}" for i, reason in enumerate(self._reasons, 1)]
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> Table:
-    """Columns of numbers to the right; the first `left` columns are words, to the left."""
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, trailing: int = 0
+) -> Table:
+    """Columns of numbers to the right; the first `left` and the last `trailing` columns are words, to
+    the left. Only words are broken over lines, and headings between them."""
     from rich.table import Table
 
     drawn = Table(
@@ -88,8 +91,14 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 
         show_header=any(columns),
     )
     for i, column in enumerate(columns):
+        wordy = i < left or i >= len(columns) - trailing
+        whole = [column, *([] if wordy else (row[i] for row in rows))]
         drawn.add_column(
-            column, justify="left" if i < left else "right", overflow="fold", vertical="bottom"
+            column,
+            justify="left" if wordy else "right",
+            overflow="fold",
+            vertical="top" if trailing else "bottom",
+            min_width=max((len(word) for text in whole for word in text.split()), default=1),
         )
     for row in rows:
         drawn.add_row(*row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mtpx_cli.draw import Notes, clean, heading, indented, number, percent, table
+from mtpx_cli.report_time import depth_over_time, hindsight, time_went
 from mtpx_cli.verdicts import draw_verdict, no_verdict
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ def _draw_run(run: RunSummary) -> Iterable[RenderableType]:
         ("Rounds", _rounds(run, notes)),
         ("Acceptance of drafts", _acceptance(run, notes)),
         ("Break-even", _break_even(run, notes)),
+        ("Depth over time", depth_over_time(run, notes)),
+        ("What another depth would have done", hindsight(run, notes)),
+        ("Where the time went", time_went(run, notes)),
         ("Anomalies", _anomalies(run)),
     ):
         yield heading(title)
@@ -103,8 +107,9 @@ def _what_ran(run: RunSummary, notes: Notes) -> Iterable[RenderableType]:
                 stops,
             ]
         )
-    columns = ["arm", "requests", "tokens", "tok/s", "TTFT ms", "tok/round", "accepted", "ended"]
-    yield table(columns, rows)
+    columns = ["arm", "requests", "tokens", "tok/s", "TTFT ms", "tok / round", "accepted", "ended"]
+    yield table(columns, rows, trailing=1)
+    yield from _roofline(run, notes)
     for arm in run.arms:
         for reason, n in arm.parked.items():
             yield Text(f"{clean(arm.arm)}: {n} without speculation: {clean(reason)}")
@@ -117,6 +122,22 @@ def _what_ran(run: RunSummary, notes: Notes) -> Iterable[RenderableType]:
         yield Text(f"request {request.id} ended in an error: {clean(request.error)}", style="red")
     if len(errors) > 3:
         yield Text(f"… and {len(errors) - 3} more errors (--json has all)", style="red")
+
+
+def _roofline(run: RunSummary, notes: Notes) -> Iterable[RenderableType]:
+    """How fast plain decode reads weights: near the memory's bandwidth, it is as fast as it can be."""
+    from rich.text import Text
+
+    plain = [arm for arm in run.arms if arm.mode == "plain"]
+    size = run.run.plain_step_bytes if run.run else None
+    for arm in plain:
+        speed = notes.show(
+            arm.weights_gb_s, "the bytes a plain step reads, or its speed, were not recorded"
+        )
+        step = f" ({number(size / 1e6)} MB a step)" if size else ""
+        yield Text(
+            f"{clean(arm.arm)} reads {speed} GB/s of weights{step}; compare with the memory's bandwidth."
+        )
 
 
 def _digest(digest: str) -> str:
@@ -143,7 +164,7 @@ def _rounds(run: RunSummary, notes: Notes) -> Iterable[RenderableType]:
         "ms",
         "p10–p90",
         "d/v/h %",
-        "tok/round",
+        "tok / round",
         "full ms",
         "× plain",
     ]
@@ -164,11 +185,7 @@ def _rounds_row(row: RoundsRow, wide: bool, notes: Notes) -> list[str]:
     else:
         split = notes.dash("the parts of a round were not timed apart")
     return [
-        "plain"
-        if row.mode == "plain"
-        else f"{row.depth} (parked)"
-        if not row.depth
-        else str(row.depth),
+        "plain" if row.mode == "plain" else "parked" if not row.depth else str(row.depth),
         row.route,
         *([str(row.width)] if wide else []),
         str(row.rounds),
@@ -237,7 +254,7 @@ def _break_even(run: RunSummary, notes: Notes) -> Iterable[RenderableType]:
         "depth",
         *(["width"] if wide else []),
         "cost × plain",
-        "tok/round",
+        "tok / round",
         "break-even",
         "measured",
         "margin",

@@ -33,6 +33,7 @@ def draw_verdict(verdict: Verdict) -> Iterable[RenderableType]:
                 ["part", "verdict", "× plain", "interval", "level", "prompts", "reason"],
                 [_part(part) for part in parts],
                 left=2,
+                trailing=1,
             )
         )
 

@@ -8,9 +8,18 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "stall": ("round", "took", "more than 3 times the median of its kind"),
     "bad duration": ("round", "has", "a negative, zero or non-finite time, left out of all times"),
     "inconsistent counts": ("round", "has", "counts that cannot be, left out"),
-    "repeated round": ("round", "is", "recorded again or out of order within its request"),
+    "repeated round": (
+        "round",
+        "is",
+        "recorded again or out of order within its request, left out",
+    ),
     "missing rounds": ("round", "is", "missing between the recorded ones"),
     "unknown request": ("round", "belongs", "to no recorded request, taken for MTP"),
+    "looping output": (
+        "request",
+        "has",
+        "output that loops, which inflates acceptance",
+    ),
     "cut request": ("request", "has", "no end record: its process was killed or still runs"),
     "missing tokens": ("request", "delivered", "more tokens than its recorded rounds hold"),
     "bad totals": (
@@ -41,6 +50,7 @@ class Anomalies:
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[int, int | None]] = {}
+        self._said: dict[str, str] = {}
 
     def add(self, kind: str, where: int | None = None, count: int = 1) -> None:
         if count < 1:
@@ -48,9 +58,14 @@ class Anomalies:
         before, first = self._found.get(kind, (0, where))
         self._found[kind] = (before + count, first)
 
+    def say(self, kind: str, count: int, sentence: str) -> None:
+        """An observation about the whole run, in the caller's own words."""
+        self._found[kind] = (count, None)
+        self._said[kind] = sentence
+
     def found(self) -> list[Anomaly]:
         return [
-            Anomaly(kind, count, first, _sentence(kind, count, first))
+            Anomaly(kind, count, first, self._said.get(kind) or _sentence(kind, count, first))
             for kind, (count, first) in sorted(self._found.items())
         ]
 

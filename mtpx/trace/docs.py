@@ -18,7 +18,19 @@ import msgspec
 from mtpx.bench import intervals, verdict
 from mtpx.errors import TraceError
 from mtpx.sampling import Sampling
-from mtpx.trace import acceptance, anomalies, requests, rounds, schema, summary
+from mtpx.trace import (
+    acceptance,
+    anomalies,
+    choices,
+    context,
+    hindsight,
+    requests,
+    rounds,
+    schema,
+    spent,
+    summary,
+    timeline,
+)
 
 BEGIN = "<!-- begin: made by python -m mtpx.trace.docs -->"
 END = "<!-- end: made by python -m mtpx.trace.docs -->"
@@ -43,6 +55,7 @@ RESULTS: tuple[type[msgspec.Struct], ...] = (
     verdict.Difference,
     verdict.NullControl,
     intervals.Effect,
+    summary.BlockRatio,
     requests.ArmTotals,
     requests.RequestTotals,
     rounds.RouteCounts,
@@ -51,6 +64,15 @@ RESULTS: tuple[type[msgspec.Struct], ...] = (
     rounds.BreakEven,
     acceptance.PositionAcceptance,
     acceptance.Proportion,
+    timeline.Stretch,
+    choices.Choice,
+    choices.Unsampled,
+    hindsight.Hindsight,
+    hindsight.StaticDepth,
+    hindsight.ArmRegret,
+    spent.TimePart,
+    context.ContextRow,
+    timeline.Drift,
     anomalies.Anomaly,
 )
 

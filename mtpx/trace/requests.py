@@ -30,6 +30,8 @@ class RequestTotals(msgspec.Struct):
     prompt_tokens: int
     reused_tokens: int
     prefill_ms: float | None
+    session: int = 0
+    carry: str = ""
     rounds: int = 0
     drafted: int = 0
     verified: int = 0
@@ -49,7 +51,10 @@ class RequestTotals(msgspec.Struct):
 class ArmTotals(msgspec.Struct, frozen=True):
     """The requests of one arm, warm-up left out. `tokens_per_s` is Σ rated tokens / Σ `decode_s`
     over the requests that have a rate; `ttft_ms` and `prefill_ms` are medians over those that have
-    one; `accepted_share` is accepted / verified drafts. `stops` counts requests by how they ended,
+    one; `accepted_share` is accepted / verified drafts. `energy_j` is absent unless all of them were
+    metered, `token_energy_j` is that over their tokens. `weights_gb_s`, for plain runs only: the bytes of
+    weights a plain step reads times steps a second, in GB/s, to be held against the memory's bandwidth.
+    `stops` counts requests by how they ended,
     `parked` by why they did not speculate."""
 
     arm: str
@@ -68,6 +73,8 @@ class ArmTotals(msgspec.Struct, frozen=True):
     tokens_per_round: float | None
     accepted_share: float | None
     energy_j: float | None
+    token_energy_j: float | None
+    weights_gb_s: float | None
     stops: dict[str, int]
     parked: dict[str, int]
 
@@ -94,22 +101,26 @@ class RequestsTally:
             prompt_tokens=record.prompt_tokens,
             reused_tokens=record.reused_tokens,
             prefill_ms=_time(record.prefill_ms),
+            session=record.session,
+            carry=record.carry,
         )
         self.all.append(totals)
         self._open[record.id] = totals
         self._index.pop(record.id, None)
 
-    def running(self, request: int) -> RequestTotals | None:
-        return self._open.get(request)
-
-    def round(self, index: int, slot: SlotRound, anomalies: Anomalies) -> None:
-        """Count one sequence's share of a round, and check that its rounds follow each other."""
+    def follows(self, index: int, slot: SlotRound, anomalies: Anomalies) -> bool:
+        """Whether this round is a new one of its request, later than those before; notes gaps."""
         last = self._index.get(slot.request)
         if last is not None and index <= last:
             anomalies.add("repeated round", index)
-        elif last is not None and index > last + 1:
+            return False
+        if last is not None and index > last + 1:
             anomalies.add("missing rounds", last + 1, index - last - 1)
         self._index[slot.request] = index
+        return True
+
+    def round(self, slot: SlotRound) -> RequestTotals | None:
+        """Count one sequence's share of a round; its request, if that is running."""
         totals = self._open.get(slot.request)
         if totals is not None:
             totals.rounds += 1
@@ -117,6 +128,7 @@ class RequestsTally:
             totals.verified += slot.verified
             totals.accepted += slot.accepted
             totals.committed += slot.committed
+        return totals
 
     def end(self, record: EndRecord, anomalies: Anomalies) -> None:
         totals = self._open.pop(record.request, None)
@@ -126,6 +138,8 @@ class RequestsTally:
         totals.stop = record.stop or "unknown"
         totals.error = record.error
         totals.looped = record.looped
+        if record.looped and not totals.warmup:
+            anomalies.add("looping output", record.request)
         totals.energy_j = _time(record.energy_j)
         counts = (record.tokens, record.first_tokens, record.tail_tokens)
         times = (record.decode_s, record.ttft_ms)
@@ -147,24 +161,28 @@ class RequestsTally:
         for request in self._open:
             anomalies.add("cut request", request)
 
-    def arms(self) -> list[ArmTotals]:
-        """By arm, the plain ones first, then in the order they appeared."""
+    def arms(self, plain_step_bytes: int | None = None) -> list[ArmTotals]:
+        """By arm, the plain ones first, then in the order they appeared. `plain_step_bytes`: bytes of
+        weights one plain step reads."""
         groups: dict[tuple[str, str], list[RequestTotals]] = {}
         for totals in self.all:
             if not totals.warmup:
                 groups.setdefault((totals.mode, totals.arm), []).append(totals)
         return [
-            _arm(arm, mode, group)
+            _arm(arm, mode, group, plain_step_bytes)
             for (mode, arm), group in sorted(groups.items(), key=lambda item: item[0][0] != "plain")
         ]
 
 
-def _arm(arm: str, mode: str, group: list[RequestTotals]) -> ArmTotals:
+def _arm(arm: str, mode: str, group: list[RequestTotals], step_bytes: int | None) -> ArmTotals:
     rated = [r for r in group if r.tokens_per_s is not None and r.decode_s is not None]
     seconds = math.fsum(r.decode_s or 0.0 for r in rated)
     rounds = sum(r.rounds for r in group)
     verified = sum(r.verified for r in group)
     joules = [r.energy_j for r in group if r.energy_j is not None]
+    tokens = sum(r.tokens if r.tokens is not None else r.committed for r in group)
+    energy = math.fsum(joules) if joules and len(joules) == len(group) else None
+    speed = sum(r.rated_tokens for r in rated) / seconds if seconds else None
     return ArmTotals(
         arm=arm,
         mode=mode,
@@ -173,15 +191,19 @@ def _arm(arm: str, mode: str, group: list[RequestTotals]) -> ArmTotals:
         looped=sum(bool(r.looped) for r in group),
         prompt_tokens=sum(r.prompt_tokens for r in group),
         reused_tokens=sum(r.reused_tokens for r in group),
-        tokens=sum(r.tokens if r.tokens is not None else r.committed for r in group),
+        tokens=tokens,
         rounds=rounds,
         decode_s=seconds,
-        tokens_per_s=sum(r.rated_tokens for r in rated) / seconds if seconds else None,
+        tokens_per_s=speed,
         ttft_ms=_median([r.ttft_ms for r in group]),
         prefill_ms=_median([r.prefill_ms for r in group]),
         tokens_per_round=sum(r.committed for r in group) / rounds if rounds else None,
         accepted_share=sum(r.accepted for r in group) / verified if verified else None,
-        energy_j=math.fsum(joules) if joules and len(joules) == len(group) else None,
+        energy_j=energy,
+        token_energy_j=energy / tokens if energy is not None and tokens else None,
+        weights_gb_s=(
+            speed * step_bytes / 1e9 if mode == "plain" and speed and step_bytes else None
+        ),
         stops=_count([r.stop or "cut" for r in group]),
         parked=_count([r.parked for r in group if r.parked]),
     )

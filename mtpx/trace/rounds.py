@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from array import array
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from mtpx.round import Round
 from mtpx.trace.acceptance import PositionAcceptance, committed_tokens, uniform_acceptance
 from mtpx.trace.anomalies import Anomalies
+from mtpx.trace.durations import Durations
 
 STALL_FACTOR = 3.0
 """A round this many times the median of its kind is a stall: noise is a few per cent, a deeper
@@ -23,6 +20,9 @@ LONGEST_ROUND_MS = 1e9
 
 UNCLEAN = frozenset({"transition", "compile", "stall", "resume"})
 """Why a policy may refuse a round's time as a cost sample; such a round is no cost here either."""
+
+MOVING = frozenset({"transition", "compile", "resume"})
+"""Those of them that are the policy's own doing; a stall happens to any depth."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -106,40 +106,46 @@ class _Kind:
 
     def __init__(self) -> None:
         self.count = self.compiled_now = self.tokens = self.slots = 0
-        self.ms = array("d")
-        self.full = array("d")
-        self.steady = array("d")
-        self.steady_index = array("q")
+        self.ms = Durations()
+        self.full = Durations()
+        self.steady = Durations()
+        self.settled = Durations()
         self.parts: dict[str, list[float]] = {
             name: [0.0, 0.0] for name in ("draft", "verify", "host")
         }
 
-    def add(self, round: Round, valid: bool) -> None:
+    def add(self, round: Round, tokens: int, valid: bool) -> None:
         self.count += 1
         self.compiled_now += round.compiled_now
-        self.tokens += round.committed
-        self.slots += round.width
+        self.tokens += tokens
+        self.slots += len(round.slots)
         if not valid:
             return
-        self.ms.append(round.round_ms)
+        ms = round.round_ms
+        self.ms.add(ms)
         if not round.compiled_now:
-            self.steady.append(round.round_ms)
-            self.steady_index.append(min(max(round.index, -1), 2**63 - 1))
+            self.steady.add(ms, min(round.index, 2**63 - 1))
         for name, part in (
             ("draft", round.draft_ms),
             ("verify", round.verify_ms),
             ("host", round.host_ms),
         ):
             if part is not None:
-                self.parts[name][0] += part
-                self.parts[name][1] += round.round_ms
+                entry = self.parts[name]
+                entry[0] += part
+                entry[1] += ms
+        if round.compiled_now:
+            return
         excluded = round.decision.excluded if round.decision else ""
-        if (
-            not round.compiled_now
-            and excluded not in UNCLEAN
-            and all(slot.verified == slot.drafted == round.depth for slot in round.slots)
-        ):
-            self.full.append(round.round_ms)
+        if excluded in MOVING:
+            return
+        depth = round.depth
+        for slot in round.slots:
+            if slot.verified != depth or slot.drafted != depth:
+                return
+        self.settled.add(ms)
+        if excluded not in UNCLEAN:
+            self.full.add(ms)
 
     def share(self, name: str) -> float | None:
         part, whole = self.parts[name]
@@ -147,25 +153,26 @@ class _Kind:
 
     @property
     def full_cost(self) -> float | None:
-        return float(np.median(self.full)) if self.full else None
+        return self.full.median
 
 
 class RoundsTally:
     """Rounds of one run, warm-up left out by the caller."""
 
     def __init__(self) -> None:
-        self._kinds: dict[_Key, _Kind] = {}
+        self._kinds: dict[tuple[str, int, int, str], _Kind] = {}
 
-    def add(self, round: Round, mode: str, anomalies: Anomalies) -> None:
-        """Count a round whose counts are consistent."""
-        valid = _valid(round)
-        if not valid:
-            anomalies.add("bad duration", round.index)
-        key = _Key(mode, round.width, round.depth, round.route.kind)
-        self._kinds.setdefault(key, _Kind()).add(round, valid)
+    def add(self, round: Round, mode: str, tokens: int, valid: bool) -> None:
+        """Count a round whose counts are consistent and which committed `tokens`; `valid` says whether
+        its times are."""
+        key = (mode, len(round.slots), round.depth, round.route.kind)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = _Kind()
+        kind.add(round, tokens, valid)
 
     def routes(self) -> RouteCounts:
-        verify = {key: kind for key, kind in self._kinds.items() if key.depth > 0}
+        verify = {key: kind for key, kind in self.kinds() if key.depth > 0}
         return RouteCounts(
             verify=sum(kind.count for kind in verify.values()),
             compiled=sum(kind.count for key, kind in verify.items() if key.route == "compiled"),
@@ -176,8 +183,10 @@ class RoundsTally:
     def rows(self) -> list[RoundsRow]:
         """Plain rounds first, then by width, depth and route."""
         return [
-            self._row(key, self._kinds[key])
-            for key in sorted(self._kinds, key=lambda k: (k.mode != "plain", *k))
+            self._row(key, kind)
+            for key, kind in sorted(
+                self.kinds(), key=lambda found: (found[0].mode != "plain", *found[0])
+            )
         ]
 
     def _row(self, key: _Key, kind: _Kind) -> RoundsRow:
@@ -191,12 +200,12 @@ class RoundsTally:
             rounds=kind.count,
             compiled_now=kind.compiled_now,
             round_ms=spread(kind.ms),
-            total_ms=math.fsum(kind.ms),
+            total_ms=kind.ms.total,
             draft_share=kind.share("draft"),
             verify_share=kind.share("verify"),
             host_share=kind.share("host"),
             tokens_per_round=kind.tokens / kind.slots if kind.slots else None,
-            full_rounds=len(kind.full),
+            full_rounds=kind.full.count,
             full_cost_ms=cost,
             full_cost_plain=cost / plain if cost is not None and plain else None,
         )
@@ -204,11 +213,11 @@ class RoundsTally:
     def break_even(self, positions: list[PositionAcceptance]) -> list[BreakEven]:
         """One entry per width and depth that ran, on the route most of its full rounds took."""
         best: dict[tuple[int, int], tuple[_Key, _Kind]] = {}
-        for key, kind in sorted(self._kinds.items()):
+        for key, kind in sorted(self.kinds(), key=lambda found: found[0]):
             if key.depth == 0:
                 continue
             there = best.get((key.width, key.depth))
-            if there is None or len(kind.full) > len(there[1].full):
+            if there is None or kind.full.count > there[1].full.count:
                 best[key.width, key.depth] = (key, kind)
         return [self._break_even(key, kind, positions) for _, (key, kind) in sorted(best.items())]
 
@@ -247,33 +256,68 @@ class RoundsTally:
         for mode, source in (("plain", "plain runs"), ("mtp", "parked rounds")):
             kinds = [
                 kind
-                for key, kind in self._kinds.items()
-                if key.mode == mode and key.width == width and key.depth == 0 and kind.full
+                for key, kind in self.kinds()
+                if key.mode == mode and key.width == width and key.depth == 0 and kind.full.count
             ]
             if kinds:
-                return max(kinds, key=lambda kind: len(kind.full)).full_cost, source
+                return max(kinds, key=lambda kind: kind.full.count).full_cost, source
         return None, ""
+
+    def costs(self, width: int) -> dict[int, float]:
+        """What a round at each depth takes at this width, in ms: the median clean full round on the
+        route most of them took, times what stalls and noise add on average to the median. Depth 0 is a
+        plain round where there were plain runs."""
+        found: dict[int, tuple[int, float]] = {}
+        plain, source = self._plain(width)
+        typical = actual = 0.0
+        for key, kind in self.kinds():
+            median = kind.full.median
+            if key.width != width or median is None:
+                continue
+            typical += median * kind.settled.count
+            actual += kind.settled.total
+            if key.depth == 0 and (key.mode == "plain") != (source == "plain runs"):
+                continue
+            if kind.full.count > found.get(key.depth, (0, 0.0))[0]:
+                found[key.depth] = (kind.full.count, median)
+        if plain is not None:
+            found[0] = (1, plain)
+        added = actual / typical if typical else 1.0
+        return {depth: ms * added for depth, (_, ms) in sorted(found.items())}
+
+    def widths(self) -> list[int]:
+        """Widths of MTP rounds, the most frequent first."""
+        rounds: dict[int, int] = {}
+        for key, kind in self.kinds():
+            if key.mode != "plain":
+                rounds[key.width] = rounds.get(key.width, 0) + kind.count
+        return sorted(rounds, key=lambda width: (-rounds[width], width))
+
+    def kinds(self) -> list[tuple[_Key, _Kind]]:
+        return [(_Key(*key), kind) for key, kind in self._kinds.items()]
 
     def note_stalls(self, anomalies: Anomalies) -> None:
         """Report rounds over 3 times the median of their kind, those that compiled something apart."""
         for kind in self._kinds.values():
-            ms = np.array(kind.steady)
-            slow = np.flatnonzero(ms > STALL_FACTOR * np.median(ms)) if ms.size else ms
-            if slow.size:
-                anomalies.add("stall", kind.steady_index[int(slow[0])], int(slow.size))
+            median = kind.steady.median
+            if median is not None:
+                slow, first = kind.steady.above(STALL_FACTOR * median)
+                anomalies.add("stall", first, slow)
 
 
-def spread(values: Iterable[float]) -> Spread | None:
-    """Median, 10th and 90th percentile; `None` without values."""
-    numbers = np.fromiter(values, dtype=np.float64)
-    if numbers.size == 0:
+def spread(times: Durations) -> Spread | None:
+    """Median, 10th and 90th percentile; `None` without times."""
+    if not times.count:
         return None
-    p10, median, p90 = np.percentile(numbers, [10, 50, 90])
-    return Spread(median=float(median), p10=float(p10), p90=float(p90))
+    p10, median, p90 = times.percentiles([10, 50, 90])
+    return Spread(median=median, p10=p10, p90=p90)
 
 
-def _valid(round: Round) -> bool:
-    parts = (round.draft_ms, round.verify_ms, round.host_ms)
-    return 0.0 < round.round_ms <= LONGEST_ROUND_MS and all(
-        part is None or 0.0 <= part <= LONGEST_ROUND_MS for part in parts
-    )
+def valid(round: Round) -> bool:
+    """Whether a round's times can be: finite, not negative, the whole above 0."""
+    if not 0.0 < round.round_ms <= LONGEST_ROUND_MS:
+        return False
+    for part in (round.draft_ms, round.verify_ms, round.host_ms):
+        if part is not None and not 0.0 <= part <= LONGEST_ROUND_MS:
+            return False
+    return True

@@ -16,31 +16,69 @@ from mtpx.bench.blocks import blocks
 from mtpx.bench.verdict import MARGIN, NO_PLAIN, Verdict, verdicts
 from mtpx.errors import MtpxError, TraceError
 from mtpx.round import Round
-from mtpx.trace.acceptance import AcceptanceTally, PositionAcceptance
+from mtpx.trace.acceptance import AcceptanceTally, PositionAcceptance, committed_tokens
 from mtpx.trace.anomalies import Anomalies, Anomaly
+from mtpx.trace.choices import Choice, ChoicesTally, Unsampled
+from mtpx.trace.context import ContextRow, ContextTally
+from mtpx.trace.hindsight import Hindsight, HindsightTally
 from mtpx.trace.reader import ReadReport, read
 from mtpx.trace.requests import ArmTotals, RequestsTally, RequestTotals
-from mtpx.trace.rounds import BreakEven, RoundsRow, RoundsTally, RouteCounts
+from mtpx.trace.rounds import (
+    LONGEST_ROUND_MS,
+    BreakEven,
+    RoundsRow,
+    RoundsTally,
+    RouteCounts,
+    valid,
+)
 from mtpx.trace.schema import BeliefRecord, EndRecord, Record, RequestRecord, RunRecord
+from mtpx.trace.spent import SpentTally, TimePart
+from mtpx.trace.timeline import Drift, Pace, Stretch, Timeline
 
 DEEPEST = 1024
 """No head drafts deeper; a larger count is a damaged number."""
 
 
+DRIFT = 0.05
+"""Rounds that take this much longer at the end of a run than at its beginning are worth a sentence."""
+
+
+class BlockRatio(msgspec.Struct, frozen=True):
+    """A matched block of `arm`: its rate over the plain rate, absent where it is void (why) or too short."""
+
+    arm: str
+    suite: str
+    prompt: str
+    pair: int
+    ratio: float | None
+    looped: bool
+    void: str
+
+
 class RunSummary(msgspec.Struct):
     """One run. `run` is its own record, absent if the trace has lost it. `verdicts` has one entry an
-    arm that was matched with plain runs; where it is empty, `no_verdict` says why. Rounds and acceptance are
-    without the `warmup_rounds`; acceptance is over the rounds of MTP requests."""
+    arm that was matched with plain runs; where it is empty, `no_verdict` says why. `blocks` are what they rest on.
+    Everything about rounds is without the `warmup_rounds` and without rounds recorded twice; acceptance,
+    `timeline`, `choices`, `unsampled` and `hindsight` are over the rounds of MTP requests, `hindsight`
+    over those of the most frequent width. `drift` is absent in a short run."""
 
     run: RunRecord | None
     verdicts: list[Verdict]
     no_verdict: str
+    blocks: list[BlockRatio]
     arms: list[ArmTotals]
     requests: list[RequestTotals]
     routes: RouteCounts
     rounds: list[RoundsRow]
     acceptance: list[PositionAcceptance]
     break_even: list[BreakEven]
+    timeline: list[Stretch]
+    choices: list[Choice]
+    unsampled: list[Unsampled]
+    hindsight: Hindsight | None
+    spent: list[TimePart]
+    context: list[ContextRow]
+    drift: Drift | None
     beliefs: int
     last_belief: BeliefRecord | None
     warmup_rounds: int
@@ -98,73 +136,157 @@ class _Run:
         self.requests = RequestsTally()
         self.rounds = RoundsTally()
         self.acceptance = AcceptanceTally()
+        self.timeline, self.pace = Timeline(), Pace()
+        self.choices, self.hindsight = ChoicesTally(), HindsightTally()
+        self.spent, self.context = SpentTally(), ContextTally()
         self.matched: list[Record] = [run] if run else []
+        self.paired: set[int] = set()
         self.beliefs = self.warmup_rounds = 0
         self.last_belief: BeliefRecord | None = None
 
     def add(self, record: Record) -> None:
         if self.run is None:
             self.anomalies.add("no run record")
-        if isinstance(record, Round):
+        if type(record) is Round:
             self._round(record)
         elif isinstance(record, RequestRecord):
-            self.requests.begin(record, self.anomalies)
-            self.matched.append(record)
+            self._request(record)
         elif isinstance(record, EndRecord):
             self.requests.end(record, self.anomalies)
-            self.matched.append(record)
+            if record.request in self.paired:
+                self.matched.append(record)
         elif isinstance(record, BeliefRecord):
             self.beliefs += 1
             self.last_belief = record
 
+    def _request(self, record: RequestRecord) -> None:
+        self.requests.begin(record, self.anomalies)
+        if record.pair is None:
+            # It matches nothing; a long session has thousands of these.
+            self.paired.discard(record.id)
+        else:
+            self.paired.add(record.id)
+            self.matched.append(record)
+        ms = record.prefill_ms
+        if not record.warmup and ms is not None and 0.0 <= ms <= LONGEST_ROUND_MS:
+            self.spent.prefill("plain" if record.mode == "plain" else "mtp", ms)
+
     def _round(self, round: Round) -> None:
+        anomalies, slots, index = self.anomalies, round.slots, round.index
         if not _consistent(round):
-            self.anomalies.add("inconsistent counts", round.index)
+            anomalies.add("inconsistent counts", index)
             return
-        for slot in round.slots:
-            self.requests.round(round.index, slot, self.anomalies)
-        running = [self.requests.running(slot.request) for slot in round.slots]
-        if None in running:
-            self.anomalies.add("unknown request", round.index)
+        if not all(self.requests.follows(index, slot, anomalies) for slot in slots):
+            return
+        running = [self.requests.round(slot) for slot in slots]
         known = [request for request in running if request is not None]
+        if len(known) < len(running):
+            anomalies.add("unknown request", index)
         if known and all(request.warmup for request in known):
             self.warmup_rounds += 1
             return
-        plain = bool(known) and all(request.mode == "plain" for request in known)
-        self.rounds.add(round, "plain" if plain else "mtp", self.anomalies)
-        for slot, request in zip(round.slots, running, strict=True):
-            if slot.verified and not (request and request.warmup):
-                self.acceptance.add(slot)
+        mode = "plain" if known and all(r.mode == "plain" for r in known) else "mtp"
+        timed = valid(round)
+        if not timed:
+            anomalies.add("bad duration", index)
+        tokens = round.committed
+        self.rounds.add(round, mode, tokens, timed)
+        if timed:
+            self._timed(round, mode, tokens, known[0].arm if known else mode)
+        if mode == "plain":
+            return
+        self.timeline.add(round, tokens, round.round_ms if timed else 0.0)
+        width = len(slots)
+        for slot, request in zip(slots, running, strict=True):
+            if request is None or not request.warmup:
+                if slot.verified:
+                    self.acceptance.add(slot)
+                self.hindsight.slot(width, slot)
+
+    def _timed(self, round: Round, mode: str, tokens: int, arm: str) -> None:
+        """A round whose times can be."""
+        ms, width = round.round_ms, len(round.slots)
+        self.spent.add(mode, round)
+        if mode == "mtp":
+            self.choices.add(round.decision, width, round.depth, tokens, ms)
+        if round.compiled_now:
+            return
+        self.pace.add((mode, width, round.depth, round.route.kind), ms)
+        position = round.slots[0].position if width == 1 else max(s.position for s in round.slots)
+        if position >= 0:
+            self.context.add(mode, position, tokens, ms)
+        if mode == "mtp":
+            self.hindsight.arm(width, arm, tokens, ms)
 
     def summary(self, margin: float | None) -> RunSummary:
         self.requests.close(self.anomalies)
         self.rounds.note_stalls(self.anomalies)
+        drift = self.pace.drift()
+        if drift is not None and drift.change >= DRIFT:
+            self.anomalies.say(
+                "slowing down",
+                drift.rounds,
+                f"rounds took {drift.change:.0%} longer at the end of the run than at its beginning "
+                "(throttling, other programs, or a growing context)",
+            )
         positions = self.acceptance.positions()
-        verdicts, no_verdict = self._verdicts(margin)
+        rates = [p.conditional.rate if p.conditional else None for p in positions]
+        widths = self.rounds.widths()
+        costs = {width: self.rounds.costs(width) for width in widths}
+
+        def rate(width: int, depth: int) -> float | None:
+            tokens = committed_tokens(positions, depth)
+            known = costs.get(width, {})
+            return width * tokens / known[depth] if tokens and depth in known else None
+
+        found, no_verdict, ratios = self._verdicts(margin)
         return RunSummary(
             run=self.run,
-            verdicts=verdicts,
+            verdicts=found,
             no_verdict=no_verdict,
-            arms=self.requests.arms(),
+            blocks=ratios,
+            arms=self.requests.arms(self.run.plain_step_bytes if self.run else None),
             requests=self.requests.all,
             routes=self.rounds.routes(),
             rounds=self.rounds.rows(),
             acceptance=positions,
             break_even=self.rounds.break_even(positions),
+            timeline=self.timeline.stretches(),
+            choices=self.choices.choices(rate),
+            unsampled=self.choices.unsampled(),
+            hindsight=(
+                self.hindsight.estimate(widths[0], costs[widths[0]], rates) if widths else None
+            ),
+            spent=self.spent.parts(),
+            context=self.context.rows(),
+            drift=drift,
             beliefs=self.beliefs,
             last_belief=self.last_belief,
             warmup_rounds=self.warmup_rounds,
             anomalies=self.anomalies.found(),
         )
 
-    def _verdicts(self, margin: float | None) -> tuple[list[Verdict], str]:
+    def _verdicts(self, margin: float | None) -> tuple[list[Verdict], str, list[BlockRatio]]:
         if margin is None:
             margin = self.run.margin if self.run and self.run.margin is not None else MARGIN
         try:
-            found = verdicts(blocks(self.matched), margin)
+            members = blocks(self.matched)
+            found = verdicts(members, margin)
         except MtpxError as error:
-            return [], str(error)
-        return found, "" if found else NO_PLAIN
+            return [], str(error), []
+        ratios = [
+            BlockRatio(
+                block.arm,
+                block.suite,
+                block.prompt,
+                block.pair,
+                math.exp(block.log_ratio) if block.log_ratio is not None else None,
+                block.looped,
+                block.void,
+            )
+            for block in members
+        ]
+        return found, "" if found else NO_PLAIN, ratios
 
 
 def _consistent(round: Round) -> bool:
