@@ -7,7 +7,7 @@ from importlib import import_module
 
 import click
 
-from mtpx_cli.terminal import INTERRUPTED, READER_GONE, complain, is_terminal, lenient, silence
+from mtpx_cli.terminal import INTERRUPTED, READER_GONE, complain, is_terminal, lenient
 
 COMMANDS = {
     "run": ("mtpx_cli.run", "run", "Answer one prompt; for scripts."),
@@ -102,7 +102,6 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except ReaderGone:
-        silence()
         sys.exit(READER_GONE)
     except Exception as error:
         from mtpx.errors import MtpxError

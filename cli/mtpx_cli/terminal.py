@@ -40,17 +40,8 @@ def say(text: str = "", *, end: str = "\n") -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        silence()
         why = error.strerror or str(error)
         raise MtpxError(f"the answer cannot be written to stdout: {why}") from error
-
-
-def silence() -> None:
-    """Let what is still buffered for stdout go nowhere, or Python complains at exit that it could
-    not be written."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
 
 
 def lenient() -> None:
