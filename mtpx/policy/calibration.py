@@ -37,8 +37,11 @@ ENOUGH = 100
 
 
 class HeadIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which head: sha256 of its weights, its vocabulary, how the target is stored. `None` where a
-    published calibration does not say; such a one can be planned with, and fits no head."""
+    """Which head: sha256 of its weights, its vocabulary, how the target is stored.
+
+    `None` is not stated: a trace does not tell the vocabulary, a published calibration none of them.
+    Without the sha256 it can be planned with, and fits no head.
+    """
 
     sha256: str | None = None
     vocab_size: int | None = None
@@ -47,6 +50,16 @@ class HeadIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     @classmethod
     def of(cls, info: EngineInfo) -> HeadIdentity:
         return cls(info.head_digest, info.vocab_size, info.quantisation)
+
+    def differences(self, other: HeadIdentity) -> list[str]:
+        """Fields that say these are two heads: the sha256 unless both state the same, the others where
+        both state something else."""
+        wrong = [] if self.sha256 is not None and self.sha256 == other.sha256 else ["sha256"]
+        for name in ("vocab_size", "quantisation"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine is not None and theirs is not None and mine != theirs:
+                wrong.append(name)
+        return wrong
 
 
 class Reliability(msgspec.Struct, frozen=True):
@@ -131,9 +144,8 @@ class Calibration:
     def check(self, head: HeadIdentity) -> None:
         """Raises `PolicyError` naming the fields in which this was fitted on another head."""
         wrong = [
-            f"{name} {getattr(self.head, name) or 'not stated'}, not {getattr(head, name) or 'none'}"
-            for name in head.__struct_fields__
-            if getattr(self.head, name) != getattr(head, name)
+            f"{name} {_stated(self.head, name)}, not {_stated(head, name)}"
+            for name in self.head.differences(head)
         ]
         if wrong:
             raise PolicyError(
@@ -330,3 +342,8 @@ def histogram_priors(windows: Iterable[Sequence[int]]) -> tuple[float, ...]:
     if not priors:
         raise PolicyError("the accept histograms hold no step")
     return tuple(priors)
+
+
+def _stated(head: HeadIdentity, name: str) -> str:
+    value = getattr(head, name)
+    return "not stated" if value is None else str(value)[:16] or "none"

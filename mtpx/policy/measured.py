@@ -68,11 +68,7 @@ class MeasuredPlanner:
         self._table: CostTable | None = None
         self._greedy: list[bool] = []
         self._decision = Decision()
-
-    @property
-    def wants_confidence(self) -> bool:
-        """For the round just proposed: whether some sequence's rows may be chosen by them."""
-        return self._choice.depth > 0 and bool(self.calibration.accept) and any(self._greedy)
+        self.wants_confidence = False
 
     def propose(self, batch: Batch) -> int:
         n, limit = batch.width, batch.limit
@@ -111,6 +107,8 @@ class MeasuredPlanner:
 
     def _chose(self, choice: Choice, reason: str) -> int:
         self._choice = choice
+        usable = choice.depth > 0 and bool(self.calibration.accept)
+        self.wants_confidence = usable and any(self._greedy)
         self._decision = Decision(selected=choice.depth, reason=reason)
         return choice.depth
 

@@ -119,7 +119,7 @@ def matching_calibration(found: Shelf, info: EngineInfo) -> Calibration:
     """The newest calibration of this engine's head. Raises `PolicyError` if there is none."""
     head = HeadIdentity.of(info)
     for _, calibration in found.calibrations:
-        if calibration.head == head:
+        if not calibration.head.differences(head):
             return calibration
     others = len(found.calibrations)
     there = f"; {others} of other heads are there" if others else ""
