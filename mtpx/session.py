@@ -66,11 +66,13 @@ class Session:
         context = self.model.engine.info.context_limit
         most = context - min(max_tokens, context // ROOM_SHARE)
         first = min(self.left, len(turns))
-        left = first + bisect_left(
-            range(first, len(turns)),
-            True,
-            key=lambda n: len(self._encode(turns[n:], question)) <= most,
-        )
+
+        def fits(n: int) -> bool:
+            return len(self._encode(turns[n:], question)) <= most
+
+        left = first
+        if turns[first:] and not fits(first):
+            left += 1 + bisect_left(range(first + 1, len(turns)), True, key=fits)
         stream = self.model.stream(
             self._encode(turns[left:], question),
             max_tokens=max_tokens,
@@ -149,9 +151,9 @@ class Reply:
             return
         self._ended = True
         result, session = self.result, self._session
-        session.used = result.prompt_tokens + result.tokens
-        if not result.text.strip():
+        if result.stop == "error" or not result.text.strip():
             return
+        session.used = result.prompt_tokens + result.tokens
         if self._replace:
             session.turns.pop()
         session.turns.append(Turn(self._question, result.text))

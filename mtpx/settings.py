@@ -157,6 +157,13 @@ def variable(name: str) -> str:
     return f"MTPX_{name.upper()}"
 
 
+def check(name: str, value: str, where: str) -> Any:
+    """`value` as the setting `name` takes it. Raises `SettingsError` that begins with `where`."""
+    found = _converted(name, value, where, strict=False)
+    _check_sampling({name: Found(found, where)})
+    return found
+
+
 def _known(name: str, written: str, where: str) -> str:
     names = Settings.__struct_fields__
     if name in names:

@@ -91,7 +91,9 @@ def engine_options(command: F) -> F:
 def load_model(pack: str | None, engine: EngineArguments, *, quiet: bool) -> Model:
     """The model, with a progress line on stderr while weights are fetched or checked."""
     from mtpx.api import load
+    from mtpx_cli.defaults import require_settings
 
+    require_settings()
     with progress("fetching and checking the model", quiet=quiet) as report:
         return load(
             pack,

@@ -10,6 +10,7 @@ import click
 from mtpx_cli.terminal import INTERRUPTED, READER_GONE, complain, is_terminal, lenient
 
 COMMANDS = {
+    "chat": ("mtpx_cli.chat", "chat", "Talk with a model."),
     "run": ("mtpx_cli.run", "run", "Answer one prompt; for scripts."),
     "bench": ("mtpx_cli.bench", "bench", "Measure whether MTP pays here."),
     "trace": ("mtpx_cli.trace", "trace", "Read what runs recorded."),
@@ -80,14 +81,19 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     callback=_version,
     help="Show the version and exit.",
 )
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Run language models that carry multi-token-prediction heads, and measure whether it pays.
 
     \b
-    mtpx run "Why is the sky blue?"      an answer from the embedded model
+    mtpx chat                            talk with the embedded model
+    mtpx run "Why is the sky blue?"      one answer, for scripts
     mtpx bench --plain-baseline          does MTP pay here? (about two minutes)
     mtpx trace report                    what the last bench recorded
     """
+    from mtpx_cli.defaults import use
+
+    use(ctx)
 
 
 def main() -> None:

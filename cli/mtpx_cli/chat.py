@@ -1,0 +1,273 @@
+"""`mtpx chat`: talk with a model in the terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mtpx_cli.loading import EngineArguments, engine_options, load_model, progress
+from mtpx_cli.names import complete_pack
+from mtpx_cli.run import DepthParam
+from mtpx_cli.terminal import INTERRUPTED, complain, is_terminal, note
+
+if TYPE_CHECKING:
+    from mtpx.api import Model
+    from mtpx.packs import Pack
+    from mtpx_cli.conversing import Chat, Choices, Look
+
+MAX_TOKENS = 2048
+"""Of one answer unless told: nobody reads more at once, and a small model that repeats itself stops."""
+
+
+@click.command()
+@click.argument("pack", required=False, metavar="[PACK|DIR]", shell_complete=complete_pack)
+@click.option("--system", default="", metavar="TEXT", help="System prompt.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=MAX_TOKENS, show_default=True)
+@click.option("--depth", type=DepthParam(), metavar="N|off", help="Drafts a round; off is plain.")
+@click.option("--temperature", type=float, metavar="T", help="0 is greedy.")
+@click.option("--top-p", type=float, metavar="P", help="The likeliest tokens of mass P; 1 is off.")
+@click.option("--top-k", type=int, metavar="K", help="The K likeliest tokens; 0 is off.")
+@click.option("--min-p", type=float, metavar="P", help="From P times the likeliest; 0 is off.")
+@click.option("--repeat-penalty", type=float, metavar="R", help="On all tokens so far; 1 is off.")
+@click.option("--presence-penalty", type=float, metavar="A", help="On the answer's; 0 is off.")
+@click.option("--frequency-penalty", type=float, metavar="A", help="By their count; 0 is off.")
+@click.option("--seed", type=int, help="Default: drawn anew where sampling needs one.")
+@click.option(
+    "--thinking", type=click.Choice(["on", "off"]), help="Where the model's template knows it."
+)
+@click.option(
+    "--trace/--no-trace",
+    "keep_traces",
+    default=True,
+    help="Record every round in the state directory.  [default: trace]",
+)
+@click.option("--trace-text", is_flag=True, help="Put questions and answers into the trace, too.")
+@click.option("--quiet", "-q", is_flag=True, help="Answers and errors, nothing else.")
+@engine_options
+def chat(
+    pack: str | None,
+    system: str,
+    max_tokens: int,
+    depth: int | str | None,
+    seed: int | None,
+    thinking: str | None,
+    keep_traces: bool,
+    trace_text: bool,
+    quiet: bool,
+    engine: EngineArguments,
+    **sampling: Any,
+) -> None:
+    """Talk with PACK: the last one used unless given, else the embedded one.
+
+    \b
+    mtpx chat
+    mtpx chat smollm2-135m --system "You answer in one sentence." --temperature 0.7
+    mtpx chat ./folder-with-gguf-or-safetensors --depth off
+    printf 'Hello\\nAnd again\\n' | mtpx chat --quiet
+
+    /help lists what can be typed; Ctrl-C stops an answer, Ctrl-D leaves. From a pipe every line is a
+    question, and what is between two lines of three double quotes is one.
+
+    When the conversation outgrows the context, the oldest turns leave it whole; the system prompt
+    stays. What can be set by a flag can be set for good: see `mtpx config`.
+
+    \b
+    Exit status: 0 done, 2 it cannot be done as asked, 130 interrupted.
+    """
+    from mtpx_cli.defaults import require_settings
+
+    require_settings()
+    _check(sampling, seed)
+    person = is_terminal(sys.stdin) and is_terminal(sys.stdout)
+    smart = person and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    found = _resolved(pack, quiet)
+    if not quiet:
+        note(_greeting(found, person), dim=True)
+    choices = _choices(max_tokens, depth, sampling, seed, thinking)
+    look = _look(quiet)
+    options: dict[str, Any] = {"system": system, "person": person, "trace_text": trace_text}
+    if keep_traces:
+        options["trace"] = _trace()
+
+    def load() -> Model:
+        return load_model(pack, engine, quiet=True)
+
+    status = _typed(load, choices, look, options) if smart else _piped(load, choices, look, options)
+    if keep_traces:
+        _prune()
+    click.get_current_context().exit(status)
+
+
+def _check(sampling: dict[str, Any], seed: int | None) -> None:
+    """Refuse what no model could sample with, before one is loaded."""
+    from mtpx.api import SEEDS
+    from mtpx.errors import SamplingError
+    from mtpx.sampling import Sampling
+
+    Sampling(**{name: value for name, value in sampling.items() if value is not None})
+    if seed is not None and not 0 <= seed < SEEDS:
+        raise SamplingError(f"seed must be from 0 to {SEEDS - 1}, got {seed}")
+
+
+def _resolved(pack: str | None, quiet: bool) -> Pack:
+    """The pack, fetched before the prompt is shown if it has to be."""
+    from mtpx import packs
+
+    with progress("fetching and checking the model", quiet=quiet) as report:
+        return packs.resolve(packs.default_name() if pack is None else pack, progress=report)
+
+
+def _greeting(pack: Pack, person: bool) -> str:
+    if pack.contract is not None:
+        head = f"MTP head of up to {pack.contract.draft_depth_limit} drafts a round"
+    else:
+        head = "no MTP head: it decodes plain"
+    hint = ". /help lists commands, Ctrl-D leaves." if person else ""
+    return f"{pack.name}, {head}{hint}"
+
+
+def _choices(
+    max_tokens: int,
+    depth: int | str | None,
+    sampling: dict[str, Any],
+    seed: int | None,
+    thinking: str | None,
+) -> Choices:
+    from mtpx_cli.conversing import Choices
+
+    return Choices(
+        max_tokens=max_tokens,
+        depth=depth,  # type: ignore[arg-type]  # a str here is "off"
+        sampling={name: value for name, value in sampling.items() if value is not None},
+        seed=seed,
+        thinking=None if thinking is None else thinking == "on",
+    )
+
+
+def _look(quiet: bool) -> Look:
+    from mtpx_cli.conversing import Look
+
+    term = os.environ.get("TERM", "dumb")
+    flowing = is_terminal(sys.stdout) and term not in ("dumb", "unknown")
+    return Look(flowing=flowing, styled=flowing and not os.environ.get("NO_COLOR"), quiet=quiet)
+
+
+def _trace() -> Path:
+    from mtpx.paths import traces_dir
+    from mtpx.trace.files import new_trace_path
+
+    return new_trace_path(traces_dir(), "chat")
+
+
+def _prune() -> None:
+    from mtpx.errors import TraceError
+    from mtpx.paths import traces_dir
+    from mtpx.trace.files import prune
+
+    try:
+        prune(traces_dir())
+    except TraceError as error:
+        complain(str(error))
+
+
+def _piped(load: Callable[[], Model], choices: Choices, look: Look, options: dict[str, Any]) -> int:
+    from mtpx_cli.conversing import Chat
+    from mtpx_cli.lines import Lines
+
+    chat = Chat(load, Lines(), choices, look, **options)
+    try:
+        return _converse(chat)
+    finally:
+        chat.close()
+
+
+def _typed(load: Callable[[], Model], choices: Choices, look: Look, options: dict[str, Any]) -> int:
+    from mtpx.paths import state_dir
+    from mtpx_cli.commands import COMMANDS
+    from mtpx_cli.conversing import Chat
+    from mtpx_cli.typing_line import Typed
+
+    reader = Typed(state_dir() / "chat-history.jsonl", COMMANDS, complain, styled=look.styled)
+    loading = Loading(load, reader.interrupt)
+    chat = Chat(loading.wait, reader, choices, look, **options)
+    loading.start()
+    status = _converse(chat)
+    if loading.is_alive():
+        # It cannot be stopped inside a library's import, and must not outlive the interpreter.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    chat.close()
+    return status
+
+
+class Loading(threading.Thread):
+    """Loads the model while the person types; `failed(error)` is called when that cannot be done."""
+
+    def __init__(self, load: Callable[[], Model], failed: Callable[[Exception], None]) -> None:
+        super().__init__(name="loading", daemon=True)
+        self._load, self._failed = load, failed
+        self._model: Model | None = None
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self._model = self._load()
+        except Exception as error:
+            self._error = error
+            self._failed(error)
+
+    def wait(self) -> Model:
+        """The model, when it is there. Raises what loading raised."""
+        while self.is_alive():
+            self.join(0.1)  # an untimed join would not hear Ctrl-C
+        if self._error is not None:
+            raise self._error
+        assert self._model is not None
+        return self._model
+
+
+def _converse(chat: Chat) -> int:
+    """Questions and answers until there are no more. → exit status."""
+    from mtpx.errors import BackendError, MtpxError, PackError
+    from mtpx_cli.commands import obey
+    from mtpx_cli.conversing import Interrupted, Leave
+
+    status = 0
+    while True:
+        try:
+            line = chat.reader.read()
+            if line is None:
+                return status
+            if not line.strip():
+                continue
+            if line.startswith("/"):
+                obey(chat, line)
+            else:
+                chat.ask(line)
+        except Leave:
+            return status
+        except Interrupted:
+            return INTERRUPTED
+        except KeyboardInterrupt:
+            if not chat.person:
+                return INTERRUPTED
+            chat.say("Ctrl-D leaves")
+        except (BackendError, PackError) as error:
+            if not chat.loaded:
+                raise  # there is nobody to talk with
+            status = _failed(chat, error)
+        except MtpxError as error:
+            status = _failed(chat, error)
+
+
+def _failed(chat: Chat, error: Exception) -> int:
+    """Say it. A person goes on and leaves with 0; a script is told by the exit status."""
+    complain(str(error))
+    return 0 if chat.person else 2
