@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
+if TYPE_CHECKING:
+    from mtpx.trace.summary import RunSummary
 
-@click.group()
+ELSEWHERE = {
+    "tail": ("mtpx_cli.tail", "tail"),
+    "calibrate": ("mtpx_cli.calibrate", "calibrate"),
+}
+"""Subcommands with a file of their own, imported when they are asked for."""
+
+
+class TraceGroup(click.Group):
+    """A group some of whose commands live elsewhere."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        there = [name for name, (module, _) in ELSEWHERE.items() if find_spec(module)]
+        return [*super().list_commands(ctx), *there]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module, attribute = ELSEWHERE.get(cmd_name, ("", ""))
+        if not module or not find_spec(module):
+            return super().get_command(ctx, cmd_name)
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=TraceGroup)
 def trace() -> None:
     """Read what runs recorded."""
 
@@ -14,18 +44,25 @@ def trace() -> None:
 @click.argument("files", nargs=-1, metavar="[FILE]...", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, on one line.")
 @click.option(
+    "--html", type=click.Path(path_type=Path), help="Write a page with pictures, one offline file."
+)
+@click.option(
     "--margin",
     type=float,
     help="What MTP must gain to pay, as a fraction (default: the run's own, else 0.02).",
 )
-def report(files: tuple[str, ...], as_json: bool, margin: float | None) -> None:
+def report(files: tuple[str, ...], as_json: bool, html: Path | None, margin: float | None) -> None:
     """Report on traces: does MTP pay, what ran, rounds, acceptance, anomalies.
 
     Without FILE, the newest trace in the state directory.
     """
     from mtpx.trace.summary import summarise_files
 
-    summary = summarise_files(files or _newest(), margin)
+    summary = summarise_files(files or (newest(),), margin)
+    if html is not None:
+        from mtpx.trace.page import write_page
+
+        write_page(html, summary)
     if as_json:
         import msgspec
 
@@ -37,10 +74,115 @@ def report(files: tuple[str, ...], as_json: bool, margin: float | None) -> None:
     out = console()
     for part in draw_report(summary):
         out.print(part)
+    if html is not None:
+        out.print(f"Page: {html}", soft_wrap=True)
 
 
-def _newest() -> tuple[str]:
+@trace.command()
+@click.argument("file", required=False, type=click.Path())
+@click.option(
+    "--policy",
+    "names",
+    multiple=True,
+    required=True,
+    metavar="NAME",
+    help="adaptive, a depth such as 2, or module:Class of your own. May be repeated.",
+)
+@click.option(
+    "--draws", type=click.IntRange(1, 1000), default=5, show_default=True, help="Runs to average."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the estimates as JSON, on one line.")
+def replay(file: str | None, names: tuple[str, ...], draws: int, as_json: bool) -> None:
+    """Estimate what another policy would have delivered on FILE.
+
+    It is driven over the recorded costs and acceptances. An estimate: rounds the trace never took come
+    from its neighbours. Without FILE, the newest trace in the state directory.
+    """
+    from mtpx.bench.policies import policy_named
+    from mtpx.trace.reader import read
+    from mtpx.trace.recording import recording
+    from mtpx.trace.replay import replay as drive
+
+    for name in names:
+        policy_named(name)  # a wrong name is refused before a long trace is read
+    recorded = recording(read(file or newest()))
+    found = [drive(recorded, lambda name=name: policy_named(name), draws=draws) for name in names]
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.encode(found))
+        return
+    from mtpx_cli.draw import console
+    from mtpx_cli.replays import draw_replays
+
+    out = console()
+    for part in draw_replays(found):
+        out.print(part)
+
+
+@trace.command()
+@click.argument("a", type=click.Path())
+@click.argument("b", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON, on one line.")
+def diff(a: str, b: str, as_json: bool) -> None:
+    """Set the last run of trace A beside the last run of trace B.
+
+    What differed in what ran, and the numbers side by side. Not a verdict: that takes matched runs.
+    """
+    from mtpx.trace.diff import compare
+
+    found = compare(_last_run(a), _last_run(b))
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.encode(found))
+        return
+    from mtpx_cli.draw import console
+    from mtpx_cli.replays import draw_diff
+
+    out = console()
+    for part in draw_diff(found, a, b):
+        out.print(part)
+
+
+@trace.command()
+@click.argument("file", required=False, type=click.Path())
+@click.option("--csv", "as_csv", is_flag=True, required=True, help="Comma-separated values.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Where to.  [default: standard output]"
+)
+def export(file: str | None, as_csv: bool, out: Path | None) -> None:
+    """Write the rounds of FILE as a table, one row a sequence and round.
+
+    Without FILE, the newest trace in the state directory.
+    """
+    import sys
+
+    from mtpx.errors import TraceError
+    from mtpx.trace.export import write_csv
+    from mtpx.trace.reader import read
+
+    records = read(file or newest())
+    if out is None:
+        write_csv(records, sys.stdout)
+        return
+    try:
+        with out.open("w", newline="", encoding="utf-8") as target:
+            write_csv(records, target)
+    except OSError as error:
+        raise TraceError(f"{out} cannot be written: {error.strerror or error}") from error
+
+
+def _last_run(path: str) -> RunSummary:
+    from mtpx.trace.reader import read
+    from mtpx.trace.summary import summarise
+
+    return summarise(read(path))[-1]
+
+
+def newest() -> str:
+    """The newest trace in the state directory."""
     from mtpx.paths import traces_dir
     from mtpx.trace.files import newest_trace
 
-    return (str(newest_trace(traces_dir())),)
+    return str(newest_trace(traces_dir()))

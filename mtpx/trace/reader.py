@@ -102,7 +102,7 @@ def read(path: str | os.PathLike[str], report: ReadReport | None = None) -> Iter
                 break
             continue
         if isinstance(record, RunRecord):
-            _check_schema(report.path, record.schema)
+            check_schema(report.path, record.schema)
         report.records += 1
         yield record
     if not report.records:
@@ -144,7 +144,7 @@ def _classify(
         kind.add(number, _short(error))
         return
     if header.type == "run" and header.schema is not None:
-        _check_schema(report.path, header.schema)
+        check_schema(report.path, header.schema)
     if header.type in _TYPES:
         report.damaged.add(number, _short(error))
     elif header.type:
@@ -157,7 +157,7 @@ def _short(error: BaseException) -> str:
     return " ".join(str(error).split())[:120] or type(error).__name__
 
 
-def _check_schema(path: str, schema: tuple[int, int]) -> None:
+def check_schema(path: str, schema: tuple[int, int]) -> None:
     if schema[0] > SCHEMA[0]:
         raise TraceError(
             f"{path} was written with trace schema {schema[0]}.{schema[1]}, this mtpx reads "
