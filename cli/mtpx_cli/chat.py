@@ -125,11 +125,11 @@ def _resolved(pack: str | None, quiet: bool) -> Pack:
 
 def _greeting(pack: Pack, person: bool) -> str:
     if pack.contract is not None:
-        head = f"MTP head of up to {pack.contract.draft_depth_limit} drafts a round"
+        head = f"with an MTP head (up to {pack.contract.draft_depth_limit} drafts a round)"
     else:
-        head = "no MTP head: it decodes plain"
-    hint = ". /help lists commands, Ctrl-D leaves." if person else ""
-    return f"{pack.name}, {head}{hint}"
+        head = "without an MTP head: it decodes plain"
+    hint = ". /help, Ctrl-D leaves" if person else ""
+    return f"{pack.name} {head}{hint}"
 
 
 def _choices(
@@ -198,7 +198,7 @@ def _typed(load: Callable[[], Model], choices: Choices, look: Look, options: dic
     chat = Chat(loading.wait, reader, choices, look, **options)
     loading.start()
     status = _converse(chat)
-    if loading.is_alive():
+    if not loading.over:
         # It cannot be stopped inside a library's import, and must not outlive the interpreter.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -207,26 +207,36 @@ def _typed(load: Callable[[], Model], choices: Choices, look: Look, options: dic
     return status
 
 
-class Loading(threading.Thread):
+class Loading:
     """Loads the model while the person types; `failed(error)` is called when that cannot be done."""
 
     def __init__(self, load: Callable[[], Model], failed: Callable[[Exception], None]) -> None:
-        super().__init__(name="loading", daemon=True)
         self._load, self._failed = load, failed
         self._model: Model | None = None
         self._error: Exception | None = None
+        # Not the thread's own end: Python 3.11 takes a thread for dead whose join Ctrl-C interrupted.
+        self._over = threading.Event()
 
-    def run(self) -> None:
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="loading", daemon=True).start()
+
+    def _run(self) -> None:
         try:
             self._model = self._load()
         except Exception as error:
             self._error = error
             self._failed(error)
+        finally:
+            self._over.set()
 
     def wait(self) -> Model:
         """The model, when it is there. Raises what loading raised."""
-        while self.is_alive():
-            self.join(0.1)  # an untimed join would not hear Ctrl-C
+        while not self._over.wait(0.1):  # an untimed wait would not hear Ctrl-C
+            pass
         if self._error is not None:
             raise self._error
         assert self._model is not None
@@ -258,7 +268,7 @@ def _converse(chat: Chat) -> int:
         except KeyboardInterrupt:
             if not chat.person:
                 return INTERRUPTED
-            chat.say("Ctrl-D leaves")
+            chat.say("Ctrl-D leaves" if chat.loaded else "the model is still loading; Ctrl-D leaves")
         except (BackendError, PackError) as error:
             if not chat.loaded:
                 raise  # there is nobody to talk with

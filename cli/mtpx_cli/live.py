@@ -178,6 +178,7 @@ def silent_keys() -> Iterator[None]:
     quiet = termios.tcgetattr(fd)
     quiet[0] &= ~termios.ICRNL
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
+    quiet[3] |= termios.NOFLSH  # Ctrl-C stops the answer and leaves what was typed
     termios.tcsetattr(fd, termios.TCSANOW, quiet)
     say("\x1b[?2004h", end="")
     try:

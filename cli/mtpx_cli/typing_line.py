@@ -12,6 +12,7 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
+from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output.vt100 import Vt100_Output
@@ -32,6 +33,9 @@ class Typed:
     ) -> None:
         self._pasted: list[str] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        output = Vt100_Output.from_pty(sys.stdout)
+        # Asking the terminal where its cursor is leaves the answer on the screen if nobody waits.
+        output.enable_cpr = False
         self._session: PromptSession[str] = PromptSession(
             history=TypedHistory(history, warn, self._whole),
             completer=_Commands(tuple(commands)),
@@ -42,10 +46,9 @@ class Typed:
             prompt_continuation="... ",
             key_bindings=self._keys(),
             reserve_space_for_menu=0,
-            # Asking the terminal where its cursor is leaves the answer on the screen if nobody waits.
-            output=Vt100_Output.from_pty(sys.stdout, enable_cpr=False),
+            output=output,
         )
-        self._prompt = [("bold" if styled else "", ">>> ")]
+        self._prompt = FormattedText([("bold" if styled else "", ">>> ")])
 
     def read(self, default: str = "") -> str | None:
         """What was typed, `None` to leave. Raises `KeyboardInterrupt` on Ctrl-C in an empty line."""
