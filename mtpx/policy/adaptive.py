@@ -44,7 +44,7 @@ HYSTERESIS = 1.005
 LEAN = 0.6
 """Standard deviations of the expected tokens that selection adds."""
 
-CREDIT, SHARE, MOST = 6.0, 0.003, 8.0
+CREDIT, SHARE, MOST = 8.0, 0.003, 10.0
 """Rounds that trials may lose at first; share of rounds that adds to it; the most that gathers."""
 
 FIRST_INTERVAL, LAST_INTERVAL = 4, 512
@@ -101,19 +101,15 @@ class AdaptiveDepth:
         self._decision = Decision()
         self._modes: list[str] = [MODES[0]]
         self._group: Group | None = None
-        self._reading = False
+        self.wants_confidence = False
         self._requests: list[int] = []
-
-    @property
-    def wants_confidence(self) -> bool:
-        return self._reading
 
     # -- choosing ------------------------------------------------------------------------------
 
     def propose(self, batch: Batch) -> int:
         limit = batch.limit
         self._modes = [MODES[0] if greedy else MODES[1] for greedy in batch.greedy]
-        self._reading = False
+        self.wants_confidence = False
         if limit <= 0:
             # Parked by rule, or no token left to draft for: such rounds teach nothing about cost.
             self._group = None
@@ -137,7 +133,7 @@ class AdaptiveDepth:
             return self._decide(best, "cap")
         if best != self.selected:
             self.selected, self.interval, self._since = best, FIRST_INTERVAL, 0
-            self.cutting.stop()
+            self.cutting.recheck()
         return self._scheduled(costs, rates, errors)
 
     def _scheduled(self, costs: MeasuredCosts, rates: list[float], errors: list[float]) -> int:
@@ -156,7 +152,7 @@ class AdaptiveDepth:
                 costs, expected_tokens(rates), self.selected, len(rates), self._accepts, self._means
             )
         if cutting.reading and self._calibrated():
-            self._reading = True
+            self.wants_confidence = True
             return self._decide(cutting.depth, "selected")
         return self._decide(self.selected, "selected" if self.selected else "park")
 
@@ -229,25 +225,25 @@ class AdaptiveDepth:
     def verify(self, confidence: FloatArray) -> list[int]:
         counts = [int(n) for n in np.isfinite(confidence).sum(axis=1)]
         costs = self.costs.get(self._group) if self._group else None
-        if not self._reading or costs is None:
+        if not self.wants_confidence or costs is None:
             return counts
         curve = [(d, ms) for d, ms in costs.curve() if costs.measured(d)]
         deepest = max(counts, default=0)
-        verify = self.cutting.verify_ms(curve, deepest)
+        verify = self.cutting.priced(self.cutting.verify_ms(curve, deepest), self.cutting.last)
         rates, _ = self._rates(max(deepest, self.selected))
         lam = expected_tokens(rates)[self.selected] / interpolate(curve, self.selected)
         depths = []
         for mode, count, row in zip(self._modes, counts, confidence.tolist(), strict=True):
             depth = self.cutting.forced(count)
             if depth is None:
-                p = [self._accepts(mode, j, row[j]) for j in range(count)]
-                depth = self.cutting.rule(mode, p, self._means(mode, count), verify, lam)
+                mean = self._means(mode, count)
+                p = [self._accepts(mode, j, row[j], mean[j]) for j in range(count)]
+                depth = self.cutting.rule(mode, p, mean, verify, lam)
             depths.append(depth)
         self._decision.cut = sum(counts) - sum(depths)
         return depths
 
-    def _accepts(self, mode: str, position: int, confidence: float) -> float:
-        rate = self._means(mode, position + 1)[position]
+    def _accepts(self, mode: str, position: int, confidence: float, rate: float) -> float:
         return self.calibration[mode].accepts(position, confidence, rate)
 
     def _means(self, mode: str, k: int) -> list[float]:
@@ -297,7 +293,8 @@ class AdaptiveDepth:
             if judged == slot.verified == slot.accepted < len(confidences):
                 # The draft that was cut would have stood as often as its confidence says; without
                 # it only the sure ones would be counted.
-                p = self._accepts(mode, judged, confidences[judged])
+                rate = self._means(mode, judged + 1)[judged]
+                p = self._accepts(mode, judged, confidences[judged], rate)
                 self.acceptance[mode].imagine(judged, p)
             self.calibration[mode].observe(confidences, judged, slot.accepted)
             self.cutting.note(mode, confidences)
@@ -310,6 +307,9 @@ class AdaptiveDepth:
         if self._group is None:
             return excluded or "cap"
         costs = self._costs(self._group)
+        self.cutting.last = max(slot.verified for slot in round.slots)
+        if excluded == "transition" and self.cutting.last == round.depth:
+            self.cutting.note_transition(round.round_ms, costs.cost(round.depth))
         ms: float | None = round.round_ms
         drafting = [slot for slot in round.slots if slot.drafted]
         depth = round.depth
@@ -323,7 +323,7 @@ class AdaptiveDepth:
             elif verified != {depth}:
                 depth = verified.pop()
                 ms = self.cutting.cut(round.round_ms, round.depth, depth, costs.cost(depth))
-            elif self._reading:
+            elif self.wants_confidence:
                 ms = self.cutting.full(round.round_ms, costs.cost(depth))
             if ms is None:
                 excluded = "reading"

@@ -8,6 +8,9 @@ Reading costs a synchronisation, drafting what is then cut costs head steps, so 
   price of reading. Where draft and verify are not timed apart, `CUTS` rounds that verify one draft
   less, whatever the confidences: the price of a head step is in the difference of their sums.
 - *On* while the gain exceeds that price; else off, and asked again later and later.
+
+A cut changes the shape of the forward, and a changed shape costs extra (`transition`, learned): every depth
+but the last round's is priced with it, in the replay as in the rounds.
 """
 
 from __future__ import annotations
@@ -20,13 +23,16 @@ from mtpx.policy.acceptance import expected_tokens
 from mtpx.policy.cost import MeasuredCosts, interpolate, usable_ms
 from mtpx.policy.cut import free_cut, stopping_cut
 
-ROWS = 32
+TRANSITION = 0.15
+"""Extra cost of a changed shape, relative, until it has been seen."""
+
+ROWS = 64
 """Rounds of confidences that are replayed."""
 
-EVERY, PATIENCE = 64, 2048
+EVERY, PATIENCE = 64, 1024
 """Rounds between two looks: at first, and at most, while they change nothing."""
 
-READS, CUTS = 6, 4
+READS, CUTS = 16, 7
 
 MARGIN = 0.01
 """Relative gain below which cutting stays off: the replay is an estimate."""
@@ -40,19 +46,22 @@ class Cutting:
         self.gain = 0.0
         self.read_ms = 0.0
         self.step_ms: float | None = None
+        self.transition = TRANSITION
+        self.last = 0
         self._rows: deque[tuple[str, list[float]]] = deque(maxlen=ROWS)
         self._wait = EVERY
         self._since = 0
-        self._reads = self._cuts = 0
+        self._reads = 0
+        self._steps: list[float] = []
         self._extra: list[float] = []
 
     @property
     def reading(self) -> bool:
         return self.depth > 0
 
-    def stop(self) -> None:
-        """Back to verifying everything."""
-        self.depth = 0
+    def recheck(self) -> None:
+        """Look again at once: another depth was selected."""
+        self._since = self._wait
 
     # -- what a round teaches ------------------------------------------------------------------
 
@@ -68,6 +77,12 @@ class Cutting:
             old = self.step_ms
             # A stall is worth no more than the cost model's clamp gives it.
             self.step_ms = step if old is None else old + 0.1 * min(step - old, 0.25 * old)
+
+    def note_transition(self, ms: float, expected: float | None) -> None:
+        """A round whose shape was another than the one before: what it took, what it should have."""
+        if expected is not None:
+            extra = min(0.5, max(-0.5, ms / expected - 1.0))
+            self.transition += 0.05 * (extra - self.transition)
 
     def full(self, ms: float, expected: float | None) -> float | None:
         """A clean round that read and verified everything: its time without the reading, once the
@@ -87,16 +102,15 @@ class Cutting:
         draft and verify are only known as a sum."""
         spare = drafted - verified
         ms -= self.read_ms
-        if self.step_ms is None or self._cuts < 0:
-            if expected is not None and spare > 0:
-                step = max(0.0, (ms - expected) / spare)
-                self._cuts = -1
-                self.step_ms = (
-                    step if self.step_ms is None else self.step_ms + 0.1 * (step - self.step_ms)
-                )
-            return None
-        left = ms - self.step_ms * spare
-        return left if left > 0.0 else None
+        if self.step_ms is not None:
+            left = ms - self.step_ms * spare
+            return left if left > 0.0 else None
+        if expected is not None and spare > 0:
+            self._steps.append(max(0.0, (ms - expected) / spare))
+            if len(self._steps) == CUTS:
+                self.step_ms = sorted(self._steps)[CUTS // 2]
+                self._steps.clear()
+        return None
 
     # -- deciding ------------------------------------------------------------------------------
 
@@ -111,12 +125,12 @@ class Cutting:
         tokens: Sequence[float],
         selected: int,
         limit: int,
-        accepts: Callable[[str, int, float], float],
+        accepts: Callable[[str, int, float, float], float],
         means: Callable[[str, int], list[float]],
     ) -> None:
         """Replay the recent confidences and switch on, off or to another depth.
 
-        `accepts(mode, position, confidence)`: calibrated P(stands); `means(mode, k)`: mean rates."""
+        `accepts(mode, position, confidence, rate)`: calibrated P(stands); `means(mode, k)`: mean rates."""
         self._since = 0
         was = self.depth
         curve = [(d, ms) for d, ms in costs.curve() if costs.measured(d)]
@@ -128,13 +142,19 @@ class Cutting:
             verify = self.verify_ms(curve, depth)
             lam = tokens[selected] / interpolate(curve, selected)
             got = spent = whole = 0.0
+            last = depth
+            mean = {mode: means(mode, depth) for mode in {mode for mode, _ in self._rows}}
             for mode, row in self._rows:
-                rates = means(mode, depth)
-                p = [accepts(mode, j, row[j]) if j < len(row) else rates[j] for j in range(depth)]
-                v = self.rule(mode, p, rates, verify, lam)
+                rates = mean[mode]
+                p = [
+                    accepts(mode, j, row[j], rates[j]) if j < len(row) else rates[j]
+                    for j in range(depth)
+                ]
+                priced = self.priced(verify, last)
+                last = v = self.rule(mode, p, rates, priced, lam)
                 committed = expected_tokens(p)
                 got += committed[v]
-                spent += verify[v] + self.read_ms
+                spent += priced[v] + self.read_ms
                 if depth == max(1, selected):
                     whole += committed[min(depth, selected)]
             spent += len(self._rows) * (self.step_ms or 0.0) * depth
@@ -154,6 +174,11 @@ class Cutting:
         """V(0..depth): a round's cost without its head steps."""
         step = self.step_ms or 0.0
         return [max(1e-6, interpolate(curve, d) - step * d) for d in range(depth + 1)]
+
+    def priced(self, verify: Sequence[float], last: int) -> list[float]:
+        """V(0..k) with what a change from `last` drafts costs."""
+        more = 1.0 + max(0.0, self.transition)
+        return [ms if v == last else ms * more for v, ms in enumerate(verify)]
 
     @staticmethod
     def rule(
@@ -178,6 +203,7 @@ class Cutting:
 
     def explain(self) -> dict[str, Any]:
         out: dict[str, Any] = {"depth": self.depth, "gain": self.gain, "read_ms": self.read_ms}
+        out["transition"] = self.transition
         if self.step_ms is not None:
             out["step_ms"] = self.step_ms
         return out

@@ -1,6 +1,6 @@
 """What a round costs on one machine: measured cells by width and depth, and the key they hold for.
 
-A table is for exactly one (pack, device, backend, dtype, quantisation, tier, threads, context
+A table is for exactly one (pack, device, backend, dtype, quantisation, tier, details, context
 bucket). The key is written inside and compared on load; nothing is approximated across keys. Within
 one, a width between two measured ones is read on a straight line and a width outside takes the
 nearest; a depth beyond the deepest measured one is absent.
@@ -51,8 +51,8 @@ def bucket_start(bucket: int) -> int:
 
 
 class TableKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a table was measured under. `context` is the bucket's upper end in tokens; `threads` are
-    the host's where the engine tells them."""
+    """What a table was measured under. `context` is the bucket's upper end in tokens; `details` are
+    what else an engine says it runs with: host threads, kernels chosen."""
 
     pack: str
     device: str
@@ -61,12 +61,12 @@ class TableKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     quantisation: str
     tier: str
     context: int
-    threads: int | None = None
+    details: str = ""
 
     @classmethod
     def of(cls, info: EngineInfo, context: int) -> TableKey:
         """The key of this engine at a context of `context` tokens."""
-        threads = info.details.get("threads", "")
+        details = {name: said for name, said in info.details.items() if name != "device"}
         return cls(
             pack=info.pack,
             device=info.device,
@@ -75,7 +75,7 @@ class TableKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             quantisation=info.quantisation,
             tier=info.tier,
             context=context_bucket(context),
-            threads=int(threads) if threads.isdecimal() else None,
+            details=", ".join(f"{name} {said}" for name, said in sorted(details.items())),
         )
 
     def differences(self, other: TableKey) -> list[str]:
@@ -295,8 +295,6 @@ def _check_cell(cell: Cell, name: str) -> None:
 
 def _said(key: TableKey, name: str) -> str:
     value = getattr(key, name)
-    if value is None:
-        return "not stated"
     return f"up to {value} tokens" if name == "context" else repr(value)
 
 
