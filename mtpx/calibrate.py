@@ -79,6 +79,7 @@ def calibrate_traces(paths: Iterable[str | os.PathLike[str]]) -> Calibration:
     """
     tally = CalibrationTally()
     head: HeadIdentity | None = None
+    pack = ""
     names = [str(path) for path in paths]
     for name in names:
         warmups: set[int] = set()
@@ -91,7 +92,7 @@ def calibrate_traces(paths: Iterable[str | os.PathLike[str]]) -> Calibration:
                         f"{name} was recorded with another head than what came before it; calibrate "
                         "one head at a time"
                     )
-                head, known = found, True
+                head, pack, known = found, record.pack, True
                 warmups.clear()
             elif isinstance(record, RequestRecord):
                 (warmups.add if record.warmup else warmups.discard)(record.id)
@@ -103,7 +104,7 @@ def calibrate_traces(paths: Iterable[str | os.PathLike[str]]) -> Calibration:
     if head is None:
         raise PolicyError("no trace was given to calibrate from")
     traces = f"{len(names)} trace{'' if len(names) == 1 else 's'}"
-    return tally.fit(head, {"how": f"from {traces}"})
+    return tally.fit(head, {"how": f"from {traces}", "pack": pack})
 
 
 class PlanCheck(msgspec.Struct, frozen=True):
