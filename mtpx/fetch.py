@@ -46,7 +46,7 @@ def wheel_members(
     """
     index = (env or Environment.from_environ()).index_url
     wheel = folder / source.wheel
-    with _disk(source, folder), _locked(folder, wheel, source.size, progress):
+    with disk(source.project, folder), locked(folder, _part(wheel), source.size, progress):
         missing = [file for file in files if not (folder / file.name).exists()]
         if not missing:
             return
@@ -162,14 +162,14 @@ def _check_space(source: PyPISource, files: Sequence[PackFile], wheel: Path) -> 
 
 
 @contextmanager
-def _disk(source: PyPISource, folder: Path) -> Iterator[None]:
+def disk(what: str, folder: Path) -> Iterator[None]:
     """Turn what the disk refuses into a sentence. What was fetched so far is kept."""
     try:
         yield
     except OSError as error:
         if download.disk_full(error):
             raise PackError(
-                f"the disk is full: fetching {source.project} into {folder} stopped; make room, or "
+                f"the disk is full: fetching {what} into {folder} stopped; make room, or "
                 "set MTPX_CACHE_DIR to another disk, and run again to go on from there"
             ) from None
         raise PackError(
@@ -179,8 +179,9 @@ def _disk(source: PyPISource, folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(folder: Path, wheel: Path, size: int, progress: Progress | None) -> Iterator[None]:
-    """Hold the folder alone; while another process does, show how far its fetch is."""
+def locked(folder: Path, part: Path, size: int, progress: Progress | None) -> Iterator[None]:
+    """Hold the folder alone; while another process does, show how far its fetch is: how long `part`
+    is, of `size` bytes."""
     import filelock
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -191,7 +192,7 @@ def _locked(folder: Path, wheel: Path, size: int, progress: Progress | None) -> 
             break
         except filelock.Timeout:
             if progress:
-                progress(min(download.length(_part(wheel)), size), size)
+                progress(min(download.length(part), size), size)
         except NotImplementedError:
             raise PackError(
                 f"{folder} is on a file system without locks; set MTPX_CACHE_DIR to another one"

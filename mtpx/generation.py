@@ -167,6 +167,11 @@ class Stream:
             raise RuntimeError("the answer is not finished: iterate to its end, or close it")
         return self._generation(self._stop)
 
+    @property
+    def policy(self) -> str:
+        """Name of the policy that chooses the depth."""
+        return self._policy.name
+
     def __iter__(self) -> Iterator[str]:
         return self
 

