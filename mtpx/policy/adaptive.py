@@ -50,6 +50,13 @@ CREDIT, SHARE, MOST = 8.0, 0.003, 10.0
 FIRST_INTERVAL, LAST_INTERVAL = 4, 512
 """Rounds between trials of timed depths: at first, and at most."""
 
+SHORTEST_LAST = 32
+"""What `LAST_INTERVAL` shrinks to where content keeps changing: to a quarter of the mean time between
+changes."""
+
+TRIAL_LOSS = 0.6
+"""Rounds a typical trial loses: what pays for one an interval."""
+
 ROUTES_EVERY = 16
 """Rounds between two looks at the routes of depths that are not in use."""
 
@@ -95,6 +102,8 @@ class AdaptiveDepth:
         self.lost = 0.0
         self._since = 0
         self._rounds = 0
+        self._calm = 0
+        self._pace = 4.0 * LAST_INTERVAL
         self._head = 0
         self._trial: Trial | None = None
         self._gate = Gate()
@@ -172,8 +181,13 @@ class AdaptiveDepth:
             self.lost += trial.loss
         if due:
             self._since = 0
-            self.interval = min(2 * self.interval, LAST_INTERVAL)
+            self.interval = min(2 * self.interval, self._longest)
         return trial
+
+    @property
+    def _longest(self) -> int:
+        """The longest interval: content that was seen to change is asked about more often."""
+        return min(LAST_INTERVAL, max(SHORTEST_LAST, int(self._pace / 4)))
 
     def _decide(self, depth: int, reason: str) -> int:
         self._decision = Decision(selected=self.selected, reason=reason)
@@ -187,6 +201,8 @@ class AdaptiveDepth:
             costs = self.costs[group] = MeasuredCosts()
             if not self.cost_feedback:
                 for depth, ms in enumerate(self.prior_costs):
+                    # Twice: a first sample far above the others would be doubted.
+                    costs.sample(depth, ms)
                     costs.sample(depth, ms)
         return costs
 
@@ -259,7 +275,8 @@ class AdaptiveDepth:
 
     def observe(self, round: Round) -> None:
         self._since += 1
-        self.credit = min(MOST, self.credit + SHARE)
+        self._calm += 1
+        self.credit = min(MOST, self.credit + max(SHARE, TRIAL_LOSS / self._longest))
         for model in self.acceptance.values():
             model.advance()
         for group_costs in self.costs.values():
@@ -271,11 +288,13 @@ class AdaptiveDepth:
         self._decision.excluded = excluded
         self._decision.cost_sample = not excluded
         requests = [slot.request for slot in round.slots]
-        if alarm or requests != self._requests:
+        if alarm:
             # Other content: what was not worth trying may be now.
-            self._since = max(self._since, self.interval)
-            if alarm:
-                self.interval = FIRST_INTERVAL
+            self.interval = self._since = FIRST_INTERVAL
+            self._pace += 0.3 * (self._calm - self._pace)
+            self._calm = 0
+        elif requests != self._requests:
+            self._since = max(self._since, self.interval - FIRST_INTERVAL)
         self._requests = requests
 
     def _learn(self, slot: SlotRound, mode: str) -> bool:
@@ -314,7 +333,7 @@ class AdaptiveDepth:
         drafting = [slot for slot in round.slots if slot.drafted]
         depth = round.depth
         if not self.cost_feedback:
-            excluded = excluded or "fixed"
+            excluded = "fixed"
         elif not excluded and depth:
             verified = {slot.verified for slot in drafting}
             ragged = len(verified) > 1 or any(slot.drafted != depth for slot in drafting)

@@ -182,7 +182,7 @@ class MeasuredCosts:
         off = min(CLAMP, max(-CLAMP, ratio - 1.0))
         self._spread += 0.02 * (1.25 * abs(off) - self._spread)
         age = self._now - c.seen
-        variance = c.variance + DRIFT * age
+        variance = c.variance + (DRIFT * age if age > IN_USE else 0.0)
         own = variance / (variance + self._spread * self._spread)
         c.variance = (1.0 - own) * variance
         machine = max(0.0, WEIGHT - own) if age <= IN_USE else 0.0

@@ -76,8 +76,7 @@ class OllamaDepth:
     def observe(self, round: Round) -> None:
         self._since += 1
         for slot in round.slots:
-            if slot.verified:
-                self.acceptance.observe(max(slot.judged, slot.accepted), slot.accepted)
+            self.acceptance.observe(slot.judged, slot.accepted)
         self._decision.excluded = excluded = self._gate.excluded(round)
         self._decision.cost_sample = not excluded
         if not excluded:

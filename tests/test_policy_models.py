@@ -1,0 +1,406 @@
+"""The small models a depth policy is made of: acceptance, costs, the gate, confidence, cuts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_acceptance_rule import EXACT, Path, World, bias, worlds
+from trace_makers import a_round, slot
+
+from mtpx.errors import PolicyError
+from mtpx.policy.acceptance import (
+    AcceptanceModel,
+    DriftingAcceptance,
+    expected_tokens,
+    optimistic_tokens,
+)
+from mtpx.policy.confidence import EDGES, Calibration, isotonic
+from mtpx.policy.cost import CostModel, MeasuredCosts
+from mtpx.policy.cut import free_cut, stopping_cut
+from mtpx.policy.gate import Gate
+from mtpx.round import Route
+
+# -- acceptance ------------------------------------------------------------------------------------
+
+
+def test_the_first_observation_sets_a_rate_and_later_ones_weigh_a_tenth() -> None:
+    model = AcceptanceModel()
+    model.observe(1, 1)
+    assert model.rates == [1.0]
+    model.observe(1, 0)
+    assert model.rates == [pytest.approx(0.9)]
+
+
+def test_a_position_is_observed_only_where_all_before_it_stood() -> None:
+    model = AcceptanceModel()
+    model.observe(2, 1)
+    model.observe(1, 0)
+    assert model.counts == [2, 1]
+
+
+def test_an_undersampled_position_inherits_the_deepest_trusted_rate_or_one() -> None:
+    model = AcceptanceModel()
+    assert model.rate(3) == 1.0
+    for i in range(10):
+        model.observe(2 if i < 5 else 1, 2 if i < 5 else 0)
+    assert model.frontier == 1
+    assert model.rate(0) == model.rates[0] < 1.0
+    assert model.rate(1) == model.rates[0]
+    assert model.committed(2) == pytest.approx(1 + model.rates[0] + model.rates[0] ** 2)
+
+
+def test_a_stationary_rate_is_known_within_its_error_and_rarely_alarms() -> None:
+    random = np.random.default_rng(0)
+    model = DriftingAcceptance()
+    for _ in range(3000):
+        model.advance()
+        stood = int(random.random() < 0.8)
+        model.observe(
+            2, stood + (stood and int(random.random() < 0.6))
+        ) if stood else model.observe(1, 0)
+    assert abs(model.rates[0] - 0.8) < 4 * math.sqrt(0.16 / 200)
+    assert abs(model.rates[1] - 0.6) < 4 * math.sqrt(0.24 / 200)
+    assert model.alarms <= 2
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.9, 0.3), (0.2, 0.85)])
+def test_changed_content_is_followed_within_fifteen_rounds(before: float, after: float) -> None:
+    random = np.random.default_rng(1)
+    model = DriftingAcceptance()
+
+    def round(rate: float) -> None:
+        model.advance()
+        accepted = 0
+        while accepted < 3 and random.random() < rate:
+            accepted += 1
+        model.observe(min(3, accepted + 1), accepted)
+
+    for _ in range(500):
+        round(before)
+    for _ in range(15):
+        round(after)
+    assert abs(model.rates[0] - after) < abs(model.rates[0] - before)
+
+
+def test_positions_that_were_not_reached_move_with_the_others_at_an_alarm() -> None:
+    model = DriftingAcceptance()
+    for _ in range(50):
+        model.observe(3, 3)
+        model.observe(3, 2)
+    deep = model.rates[2]
+    while not model.alarms:
+        model.observe(1, 0)
+    assert model.rates[2] < deep - 0.1
+
+
+@pytest.mark.parametrize("model", [AcceptanceModel(), DriftingAcceptance()])
+def test_more_accepted_than_judged_is_refused(model: Any) -> None:
+    for judged, accepted in ((2, 3), (0, -1)):
+        with pytest.raises(PolicyError, match="accepted"):
+            model.observe(judged, accepted)
+
+
+@given(st.lists(st.floats(0.0, 1.0), max_size=8), st.floats(0.0, 3.0), st.integers(0, 8))
+def test_optimism_never_takes_tokens_away_nor_promises_more_than_all(
+    rates: list[float], z: float, known: int
+) -> None:
+    plain = expected_tokens(rates)
+    high = optimistic_tokens(rates, [0.01] * len(rates), z, known)
+    assert len(high) == len(plain)
+    assert all(h >= p - 1e-9 for h, p in zip(high, plain, strict=True))
+    assert all(h <= depth + 1 + 1e-9 for depth, h in enumerate(high))
+
+
+# -- costs -----------------------------------------------------------------------------------------
+
+
+def test_a_new_sample_weighs_three_tenths_and_moves_a_quarter_at_most() -> None:
+    model = CostModel()
+    model.sample(0, 10.0)
+    model.sample(0, 11.0)
+    assert model.cost(0) == pytest.approx(10.3)
+    model.sample(0, 1000.0)
+    assert model.cost(0) == pytest.approx(10.3 * 1.075)
+
+
+def test_costs_are_straight_between_samples_and_flat_outside() -> None:
+    model = CostModel()
+    model.sample(1, 10.0)
+    assert not model.ready
+    model.sample(3, 20.0)
+    assert model.ready
+    assert [model.cost(d) for d in (0, 1, 2, 3, 9)] == [10.0, 10.0, 15.0, 20.0, 20.0]
+
+
+def test_an_empty_cost_model_has_no_cost() -> None:
+    with pytest.raises(PolicyError):
+        CostModel().cost(0)
+
+
+@pytest.mark.parametrize("ms", [0.0, -1.0, math.nan, math.inf])
+def test_a_time_that_is_none_is_refused(ms: float) -> None:
+    for model in (CostModel(), MeasuredCosts()):
+        with pytest.raises(PolicyError, match="clock"):
+            model.sample(0, ms)
+
+
+def settled(*cells: tuple[int, float]) -> MeasuredCosts:
+    costs = MeasuredCosts()
+    for depth, ms in cells:
+        for _ in range(20):
+            costs.advance()
+            costs.sample(depth, ms)
+    return costs
+
+
+def cost(costs: MeasuredCosts, depth: int) -> float:
+    found = costs.cost(depth)
+    assert found is not None
+    return found
+
+
+def test_one_stall_is_shrugged_off() -> None:
+    costs = settled((0, 10.0))
+    assert not costs.sample(0, 60.0)
+    assert cost(costs, 0) == 10.0
+
+
+def test_a_slower_machine_is_believed_after_four_rounds_and_at_every_depth() -> None:
+    costs = settled((0, 10.0), (3, 20.0), (1, 12.0))
+    for _ in range(4):
+        costs.advance()
+        costs.sample(1, 12.0 * 1.6)
+    assert cost(costs, 1) == pytest.approx(19.2)
+    assert cost(costs, 0) == pytest.approx(16.0, rel=0.02)
+    # Deeper ones by the smaller of factor and difference.
+    assert cost(costs, 3) == pytest.approx(20.0 + 7.2, rel=0.02)
+
+
+def test_a_longer_context_ages_the_depths_that_are_not_visited() -> None:
+    costs = settled((3, 20.0), (0, 10.0))
+    for i in range(100):
+        costs.advance()
+        costs.sample(0, 10.0 + 0.1 * (i + 1))
+    assert cost(costs, 0) == pytest.approx(20.0, rel=0.05)
+    assert cost(costs, 3) == pytest.approx(30.0, rel=0.05)
+
+
+def test_noise_at_one_depth_does_not_ratchet_another() -> None:
+    random = np.random.default_rng(2)
+    costs = settled((3, 20.0), (0, 10.0))
+    for _ in range(3000):
+        costs.advance()
+        costs.sample(0, 10.0 * float(np.exp(0.03 * random.standard_normal())))
+    assert cost(costs, 3) / cost(costs, 0) == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_stalled_first_sample_is_kept_only_once_confirmed() -> None:
+    costs = settled((0, 10.0))
+    assert not costs.sample(2, 60.0)
+    assert not costs.measured(2)
+    assert costs.sample(2, 12.0)
+    assert cost(costs, 2) == 12.0
+
+
+def test_another_route_starts_anew_and_the_first_one_is_remembered() -> None:
+    costs = settled((0, 10.0), (2, 30.0))
+    costs.take_route(2, "eager")
+    costs.take_route(2, "compiled")
+    assert costs.cost(2) is None
+    costs.sample(2, 15.0)
+    costs.take_route(2, "compiled")
+    costs.take_route(2, "eager")
+    assert cost(costs, 2) == pytest.approx(30.0)
+
+
+BAD_TABLES: list[Any] = [
+    None,
+    [],
+    {"0": [math.nan, 1]},
+    {"0": [0.0, 1]},
+    {"0": [-1.0, 1]},
+    {"0": []},
+    {"0": [1.0, math.inf]},
+    {"x": [1.0, 1]},
+    {"-1": [1.0, 1]},
+    {"99": [1.0, 1]},
+    {"0": ["a", 1]},
+]
+
+
+@pytest.mark.parametrize("table", BAD_TABLES, ids=repr)
+def test_a_stored_cost_table_that_is_none_is_refused(table: Any) -> None:
+    with pytest.raises(PolicyError):
+        MeasuredCosts().restore({"ms": table})
+
+
+# -- the gate --------------------------------------------------------------------------------------
+
+
+def test_the_gate_lets_the_second_of_two_equal_rounds_through() -> None:
+    gate = Gate()
+    rounds = [
+        a_round(0, slot(1, 0)),
+        a_round(1, slot(1, 1)),
+        a_round(2, slot(2, 1)),
+        a_round(3, slot(2, 1)),
+        a_round(4, slot(2, 1), route=Route("compiled")),
+        a_round(5, slot(2, 1), route=Route("compiled"), compiled_now=True),
+        a_round(6, slot(2, 1), route=Route("compiled"), ms=-4.0),
+        a_round(9, slot(2, 1), route=Route("compiled")),
+        a_round(10, slot(2, 1, id=1), route=Route("compiled")),
+    ]
+    assert [gate.excluded(round) for round in rounds] == [
+        "resume",
+        "",
+        "transition",
+        "",
+        "transition",
+        "compile",
+        "clock",
+        "resume",
+        "resume",
+    ]
+
+
+def test_a_cut_round_has_another_shape_than_a_full_one() -> None:
+    gate = Gate()
+    for index, verified in enumerate((3, 3, 2)):
+        excluded = gate.excluded(a_round(index, slot(verified, 0, drafted=3)))
+    assert excluded == "transition"
+
+
+# -- confidence ------------------------------------------------------------------------------------
+
+
+def test_a_cold_calibration_predicts_the_rate_whatever_the_confidence() -> None:
+    calibration = Calibration()
+    assert not calibration.ready
+    assert {calibration.accepts(0, c, 0.6) for c in (-9.0, -1.0, 0.0, math.nan)} == {0.6}
+
+
+def test_a_calibrated_confidence_comes_near_the_truth() -> None:
+    random = np.random.default_rng(3)
+    calibration = Calibration()
+    for _ in range(4000):
+        p = float(random.uniform(0.1, 1.0))
+        calibration.observe([math.log(p)], 1, int(random.random() < p))
+    for p in (0.25, 0.5, 0.75, 0.97):
+        assert calibration.accepts(0, math.log(p), 0.55) == pytest.approx(p, abs=0.15)
+
+
+@given(st.lists(st.tuples(st.floats(-8.0, 0.0), st.booleans()), max_size=120), st.floats(0, 1))
+@settings(max_examples=50, deadline=None)
+def test_more_confidence_is_never_predicted_less_acceptable(
+    drafts: list[tuple[float, bool]], rate: float
+) -> None:
+    calibration = Calibration()
+    for confidence, stood in drafts:
+        calibration.observe([confidence], 1, int(stood))
+    values = [calibration.accepts(0, c, rate) for c in sorted([*EDGES, 0.0, -9.0])]
+    assert values == sorted(values)
+    assert all(0.0 <= v <= 1.0 for v in values)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.1, 9)), min_size=1, max_size=12))
+def test_isotonic_regression_keeps_the_weighted_mean_and_never_falls(
+    cells: list[tuple[float, float]],
+) -> None:
+    values, weights = [v for v, _ in cells], [w for _, w in cells]
+    fitted = isotonic(values, weights)
+    assert all(a <= b + 1e-12 for a, b in zip(fitted, fitted[1:], strict=False))
+    assert np.dot(fitted, weights) == pytest.approx(np.dot(values, weights))
+
+
+# -- cuts ------------------------------------------------------------------------------------------
+
+
+def test_a_draft_that_does_not_pay_is_cut_and_a_wall_is_seen_past() -> None:
+    assert free_cut([0.9, 0.1, 0.1], [10.0, 12.0, 14.0, 16.0], 0.1) == 1
+    assert free_cut([0.9, 0.9, 0.9], [10.0, 20.0, 20.0, 12.0], 0.1) == 3
+    assert stopping_cut([0.9, 0.1], [0.9, 0.9], [10.0, 12.0, 14.0], 0.1) == 1
+    assert stopping_cut([0.9, 0.9, 0.9], [0.9] * 3, [10.0, 20.0, 20.0, 12.0], 0.1) == 3
+
+
+@given(
+    st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6),
+    st.lists(st.floats(0.0, 1.0), min_size=6, max_size=6),
+    st.lists(st.floats(1.0, 50.0), min_size=7, max_size=7),
+    st.floats(0.0, 1.0),
+    st.data(),
+)
+def test_a_stopping_cut_never_looks_ahead(
+    accepts: list[float],
+    rates: list[float],
+    verify: list[float],
+    rate: float,
+    data: st.DataObject,
+) -> None:
+    depth = stopping_cut(accepts, rates, verify, rate)
+    unseen = len(accepts) - depth - 1
+    if unseen > 0:
+        other = data.draw(st.lists(st.floats(0.0, 1.0), min_size=unseen, max_size=unseen))
+        assert stopping_cut([*accepts[: depth + 1], *other], rates, verify, rate) == depth
+    for j in range(depth):
+        # The decision for each verified draft stands whatever comes after it.
+        tail = data.draw(st.lists(st.floats(0.0, 1.0), min_size=len(accepts) - j - 1,
+                                  max_size=len(accepts) - j - 1))  # fmt: skip
+        assert stopping_cut([*accepts[: j + 1], *tail], rates, verify, rate) > j
+
+
+def sure_of(world: World, drafts: Path) -> list[float]:
+    """Top-1 probability of the head at each draft: a function of the drafts before it."""
+    return [float(world.q[drafts[:j]].max()) for j in range(len(drafts))]
+
+
+VERIFY = [10.0, 11.0, 14.0, 15.0]
+
+
+@given(worlds(), st.floats(0.02, 0.5))
+@settings(max_examples=40, deadline=None)
+def test_the_stopping_cut_commits_the_targets_joint(world: World, rate: float) -> None:
+    def rule(drafts: Path) -> int:
+        return stopping_cut(sure_of(world, drafts), [0.7] * len(drafts), VERIFY, rate)
+
+    assert bias(world, rule) < EXACT
+
+
+@given(worlds(point=True), st.floats(0.02, 0.5))
+@settings(max_examples=20, deadline=None)
+def test_the_free_cut_commits_the_targets_joint_for_argmax_drafts(
+    world: World, rate: float
+) -> None:
+    def rule(drafts: Path) -> int:
+        return free_cut([0.3 + 0.2 * t for t in drafts], VERIFY, rate)
+
+    assert bias(world, rule) < EXACT
+
+
+def test_the_free_cut_on_drawn_drafts_is_caught() -> None:
+    """Negative control: it looks at a later confidence, which depends on the token drawn before."""
+    half = np.array([0.5, 0.5])
+    p = {(): half, (0,): half, (1,): half, (0, 0): half, (0, 1): half, (1, 0): half, (1, 1): half}
+    q = {(): half, (0,): np.array([0.99, 0.01]), (1,): half}
+    world = World(vocab=2, depth=2, p=p, q=q)
+
+    def rule(drafts: Path) -> int:
+        return free_cut(sure_of(world, drafts), [10.0, 18.0, 18.5], 0.11)
+
+    assert {rule((0, 0)), rule((1, 0))} == {0, 2}
+    assert bias(world, rule) > 0.01
+
+
+def test_a_cut_on_the_drawn_token_is_caught() -> None:
+    """Negative control: whether draft 1 is verified depends on which token it is."""
+    half = np.array([0.5, 0.5])
+    world = World(vocab=2, depth=1, p={(): half, (0,): half, (1,): half}, q={(): half})
+
+    def rule(drafts: Path) -> int:
+        return stopping_cut([0.9 if drafts[0] == 0 else 0.1], [0.5], [10.0, 13.0], 0.1)
+
+    assert bias(world, rule) > 0.1
