@@ -30,7 +30,7 @@ TRUST = 10
 MEMORY = 200.0
 """Observations a rate averages over when a change detector stands by: ±0.02 at a rate of 0.7."""
 
-SLACK = 0.15
+SLACK = 0.2
 """Residual that the detector forgives each observation: half of the smallest shift worth an alarm."""
 
 ALARM = 5.0

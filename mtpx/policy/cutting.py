@@ -82,7 +82,7 @@ class Cutting:
         """A round whose shape was another than the one before: what it took, what it should have."""
         if expected is not None:
             extra = min(0.5, max(-0.5, ms / expected - 1.0))
-            self.transition += 0.05 * (extra - self.transition)
+            self.transition += 0.2 * (extra - self.transition)
 
     def full(self, ms: float, expected: float | None) -> float | None:
         """A clean round that read and verified everything: its time without the reading, once the
