@@ -220,10 +220,12 @@ class Window:
 
 @dataclass(slots=True)
 class Meter:
-    """A sensor that answered, and what it reads when nothing runs, once `settle` has looked."""
+    """A sensor that answered, and what it reads when nothing runs, once `settle` has looked. `clock`
+    in seconds."""
 
     sensor: Sensor
     idle_w: float | None = None
+    clock: Callable[[], float] = time.monotonic
 
     @property
     def rail(self) -> str:
@@ -231,7 +233,7 @@ class Meter:
 
     def window(self) -> Window:
         """A window to measure in: `with meter.window() as w: ...`, then `w.energy`."""
-        return Window(self.sensor, self.idle_w)
+        return Window(self.sensor, self.idle_w, clock=self.clock)
 
     def settle(self, seconds: float = 1.0) -> float | None:
         """Measure the idle baseline in watts while nothing runs; `None` if the sensor does not tell."""
