@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,15 @@ from click.testing import CliRunner, Result
 from simulated_bench import COSTS, NOISY, PAYS, Model, model_of
 
 import mtpx_cli.bench
-from mtpx.errors import BenchError, MtpxError, NonFiniteLogits, SamplingError
-from mtpx.simulate import Regime
+from mtpx.errors import (
+    BenchError,
+    MtpxError,
+    NonFiniteLogits,
+    PolicyError,
+    SamplingError,
+    TraceError,
+)
+from mtpx.simulate import Regime, SimulatedEngine
 from mtpx_cli.bench_view import time_left
 from mtpx_cli.main import cli
 
@@ -137,7 +145,7 @@ def test_check_exits_with_three_where_there_is_no_verdict(run: Run) -> None:
         (["--check", "pays"], "add --plain-baseline"),
         (["--check", "pays", "--plain-baseline", "--depths", "1,3"], "exactly one depth"),
         (["--check", "pays", "--null-control"], "exactly one depth"),
-        (["--depths", "one"], "'one' is not a depth"),
+        (["--depths", "1,,2"], "'1,,2' is not a depth"),
         (["--check", "maybe"], "'maybe' is not one of"),
     ],
 )
@@ -154,6 +162,10 @@ def test_options_that_make_no_sense_together_are_refused(
     [
         (["--depth", "0"], BenchError, "depth 0 is plain decode"),
         (["--depth", "9"], BenchError, "asked for depth 9"),
+        (["--depths", "one"], PolicyError, "there is no policy 'one'"),
+        (["--looks", "6"], BenchError, "--looks must be 1 to 5"),
+        (["--looks", "2", "--depths", "1,2"], BenchError, "--looks is for one comparison"),
+        (["--html", "/none/x.html"], TraceError, "the page cannot be written"),
         (["--depths", "1,1"], BenchError, "'depth 1' is given twice"),
         (["--suite", "poems"], BenchError, "there is no suite 'poems'"),
         (["--prompt-file", "/none.txt"], BenchError, "/none.txt cannot be read"),
@@ -246,3 +258,68 @@ def test_sampling_options_reach_the_runs(run: Run) -> None:
 )
 def test_the_time_left_is_no_finer_than_the_guess(seconds: float, words: str) -> None:
     assert time_left(seconds) == words
+
+
+def test_depths_and_auto_make_one_table_to_paste(run: Run) -> None:
+    lines = run("--depths", "0,1,2,auto", "--prompts", "6").stdout.splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert [line.split("|")[1].strip() for line in table[:1] + table[2:]] == [
+        "arm",
+        "plain",
+        "auto",
+        "depth 1",
+        "depth 2",
+    ]
+    assert len({len(line) for line in table}) == 1
+    assert max(len(line) for line in lines if not line.startswith("Trace")) <= 80
+    for line in table[3:]:
+        assert line.split("|")[7].strip() == "pays"
+
+
+def test_depth_0_among_others_is_the_plain_baseline(run: Run) -> None:
+    found = json.loads(run("--depths", "0,1", "--prompts", "6", "--json").stdout)
+    assert [v["arm"] for v in found["verdicts"]] == ["depth 1"]
+    assert found["verdicts"][0]["verdict"] == "pays"
+
+
+def test_the_adaptive_policy_can_be_checked(run: Run) -> None:
+    args = ("--plain-baseline", "--depths", "auto", "--check", "pays")
+    assert run(*args).exit_code == 0
+    assert run(*args, regime=COSTS).exit_code == 1
+
+
+def test_the_pasteable_table_says_what_ran(run: Run) -> None:
+    out = run("--plain-baseline", "--prompts", "6").stdout
+    assert "simulated (float64), virtual (simulated), mtpx" in out
+    assert "6 prompts × 64 tokens, temperature 0, standard tier" in out
+
+
+def test_a_bench_that_is_sure_early_stops_early(run: Run) -> None:
+    found = json.loads(run("--plain-baseline", "--looks", "2", "--prompts", "24", "--json").stdout)
+    verdict = found["verdicts"][0]
+    assert verdict["verdict"] == "pays"
+    assert verdict["reason"].endswith("at look 1 of 2")
+    assert verdict["prompts"] == 12
+    read = CliRunner().invoke(cli, ["trace", "report", found["trace"], "--json"])
+    assert json.loads(read.stdout)["files"][0]["runs"][0]["verdicts"] == found["verdicts"]
+
+
+def test_the_page_of_a_bench_is_that_of_its_trace(run: Run, tmp_path: Path) -> None:
+    page = tmp_path / "b.html"
+    result = run("--plain-baseline", "--prompts", "6", "--html", str(page))
+    assert f"Page: {page}" in result.stdout
+    assert "<h1>MTP pays <small>depth 1</small></h1>" in page.read_text(encoding="utf-8")
+
+
+def test_plain_speed_is_told_in_weights_read_a_second(run: Run) -> None:
+    def weigh(model: Model) -> None:
+        info = replace(model.engine.info, plain_step_bytes=10**9)
+        type(model.engine).info = property(lambda self: info)  # type: ignore[assignment,misc]
+
+    original = SimulatedEngine.info
+    try:
+        result = run("--plain-baseline", "--prompts", "6", prepare=weigh)
+    finally:
+        SimulatedEngine.info = original  # type: ignore[method-assign]
+    # 10 ms a plain step of 1 GB.
+    assert "Plain decode reads 100 GB/s of weights" in result.stdout

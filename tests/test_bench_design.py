@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpx.bench.design import NULL_ARM, Design, choose, design, gather, mtp_arm
-from mtpx.bench.suites import BenchPrompt, distinct, prompt_file, suite, suite_names
+from mtpx.bench.learning import PROMPTS
+from mtpx.bench.suites import BenchPrompt, Message, distinct, prompt_file, suite, suite_names
 from mtpx.errors import BenchError
 
 NAMES = ("chat", "code", "prose")
@@ -168,19 +169,36 @@ def test_a_shipped_suite_has_twelve_prompts_or_more_and_no_two_alike(name: str) 
     assert len(distinct(suite(name))) >= 12
 
 
-def test_chat_and_code_ship() -> None:
-    assert {"chat", "code"} <= set(suite_names())
+def test_five_suites_ship() -> None:
+    assert suite_names() == ["chat", "code", "prose", "rewrite", "structured"]
 
 
-def test_shipped_prompts_are_chats_of_one_question() -> None:
+def test_shipped_prompts_are_chats_that_end_with_a_question() -> None:
     for name in suite_names():
         for prompt in suite(name):
             assert prompt.messages is not None
-            assert [m.role for m in prompt.messages] == ["user"]
+            roles = [m.role for m in prompt.messages]
+            assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"]
+
+
+def test_shipped_prompts_are_like_no_other_and_like_none_a_policy_learns_on() -> None:
+    every = [prompt for name in suite_names() for prompt in suite(name)]
+    learned = [
+        BenchPrompt(str(i), "learning", messages=[Message("user", t)])
+        for i, t in enumerate(PROMPTS)
+    ]
+    assert len(distinct([*every, *learned])) == len(every) + len(PROMPTS)
+
+
+def test_a_prompt_may_have_several_turns() -> None:
+    assert any(len(p.messages or []) > 1 for name in suite_names() for p in suite(name))
 
 
 def test_an_unknown_suite_is_refused_with_the_ones_there_are() -> None:
-    with pytest.raises(BenchError, match="there is no suite 'poems'; there are chat, code"):
+    with pytest.raises(
+        BenchError,
+        match="there is no suite 'poems'; there are chat, code, prose, rewrite, structured",
+    ):
         suite("poems")
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 from simulated_bench import COSTS, NOISY, PAYS, Model, model_of
 
+import mtpx.bench.run
 from mtpx.bench.blocks import blocks
-from mtpx.bench.design import NULL_ARM, PLAIN, Design, design, mtp_arm
+from mtpx.bench.design import NULL_ARM, PLAIN, Design, design, mtp_arm, policy_arm
+from mtpx.bench.policies import policy_named
 from mtpx.bench.records import BenchOptions
-from mtpx.bench.run import BenchResult, Progress, run_bench
+from mtpx.bench.result import BenchResult, Progress
+from mtpx.bench.run import run_bench
 from mtpx.bench.suites import BenchPrompt
 from mtpx.bench.timed import Task, first_difference, logit_gap, timed_run
 from mtpx.bench.verdict import NO_PLAIN, verdicts
@@ -243,6 +247,66 @@ def test_the_run_record_holds_the_whole_design() -> None:
     assert isinstance(records[0], RunRecord)
     assert records[0].design is not None
     assert len(records[0].design["blocks"]) == len(plan.blocks)
+
+
+# -- policies ----------------------------------------------------------------------------------------
+
+
+def policy_plan(name: str = "auto", **kwargs: Any) -> Design:
+    return design(PROMPTS, [policy_arm(name)], **kwargs)
+
+
+def test_the_adaptive_policy_is_found_to_pay_where_a_depth_does() -> None:
+    result, _ = bench(model_of(PAYS), policy_plan())
+    assert (result.verdicts[0].arm, result.verdicts[0].verdict) == ("auto", "pays")
+
+
+def states_at_start(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[dict[str, Any]]:
+    """What the policy of each timed run had learned before it began."""
+    found: list[dict[str, Any]] = []
+    real = mtpx.bench.run.timed_run
+
+    def spying(engine: Any, task: Any, arm: Any, **kwargs: Any) -> Any:
+        if kwargs.get("policy") is not None and kwargs.get("limit_s") is not None:
+            found.append(copy.deepcopy(kwargs["policy"].state()))
+        return real(engine, task, arm, **kwargs)
+
+    monkeypatch.setattr(mtpx.bench.run, "timed_run", spying)
+    bench(model_of(PAYS), policy_plan("ollama"), BenchOptions(**options))
+    return found
+
+
+def test_every_run_of_a_policy_starts_from_one_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = states_at_start(monkeypatch)
+    assert len(states) == 24
+    assert all(state == states[0] for state in states)
+    assert states[0] != policy_named("ollama").state()
+
+
+def test_a_cold_bench_starts_every_run_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = states_at_start(monkeypatch, cold=True)
+    assert all(state == policy_named("ollama").state() for state in states)
+
+
+@pytest.mark.parametrize(("cold", "words"), [(True, "cold"), (False, "learned on 8 prompts")])
+def test_the_trace_declares_where_a_policy_started(cold: bool, words: str) -> None:
+    _, records = bench(model_of(PAYS), policy_plan("ollama"), BenchOptions(cold=cold))
+    assert isinstance(records[0], RunRecord)
+    assert records[0].policy_parameters["ollama"]["start"].startswith(words)
+
+
+def test_what_a_policy_learned_on_is_no_part_of_the_verdict() -> None:
+    _, records = bench(model_of(PAYS), policy_plan("ollama"))
+    timed = [r for r in records if isinstance(r, RequestRecord) and not r.warmup]
+    assert len(timed) == 48
+    assert all(r.pair is not None for r in timed)
+
+
+def test_a_look_that_is_not_sure_goes_on() -> None:
+    even = Regime(acceptance=(0.21,), cost_ms={1: (10.0, 11.5)}, noise=0.01)
+    result, records = bench(model_of(even), depth_plan(looks=2))
+    assert len([r for r in records if isinstance(r, RequestRecord) and not r.warmup]) == 48
+    assert result.verdicts[0].prompts == 12
 
 
 # -- one run -----------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from mtpx.bench.design import Arm, Design
     from mtpx.bench.records import BenchOptions
-    from mtpx.bench.run import BenchModel, BenchResult
+    from mtpx.bench.result import BenchResult
+    from mtpx.bench.run import BenchModel
     from mtpx.bench.suites import BenchPrompt
     from mtpx.trace.schema import Record
 
@@ -25,20 +26,22 @@ HOLDS, DENIED, OPEN = 0, 1, 3
 """Exit statuses of `--check`; 2 is an error."""
 
 
-class Depths(click.ParamType[tuple[int, ...]]):
-    """Depths separated by commas."""
+class Depths(click.ParamType[tuple[int | str, ...]]):
+    """Depths and names of policies, separated by commas."""
 
     name = "N[,N...]"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
+    ) -> tuple[int | str, ...]:
         if isinstance(value, tuple):
             return value
-        try:
-            return tuple(int(part) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a depth, such as 1, or several, such as 1,3", param, ctx)
+        parts = [part.strip() for part in value.split(",")]
+        if not all(parts):
+            self.fail(
+                f"{value!r} is not a depth, such as 1, or several, such as 0,1,3,auto", param, ctx
+            )
+        return tuple(int(part) if part.lstrip("-").isdecimal() else part for part in parts)
 
 
 def sampling(command: Callable[..., None]) -> Callable[..., None]:
@@ -71,7 +74,8 @@ def sampling(command: Callable[..., None]) -> Callable[..., None]:
     "--depths",
     "--depth",
     type=Depths(),
-    help="Depths to time, each an arm of its own.  [default: 1]",
+    help="Depths to time, each an arm of its own: 0 is plain decode, auto the adaptive policy, "
+    "any other word a policy by name.  [default: 1]",
 )
 @click.option(
     "--prompts",
@@ -118,6 +122,18 @@ def sampling(command: Callable[..., None]) -> Callable[..., None]:
     help="Time plain against plain: is this machine quiet enough? Alone unless --depths is given.",
 )
 @click.option(
+    "--looks",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Looks at the result, 1 to 5, at which the bench may stop early; each spends some of the 5 %.",
+)
+@click.option(
+    "--cold",
+    is_flag=True,
+    help="A learning policy starts every run from nothing, instead of from one snapshot.",
+)
+@click.option(
     "--check",
     type=click.Choice(ANSWERS),
     help="Exit with 0 if this is the verdict, 1 if it is the other, 3 if there is none.",
@@ -128,6 +144,9 @@ def sampling(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Path(path_type=Path),
     help="Where the trace goes.  [default: the state directory]",
 )
+@click.option(
+    "--html", type=click.Path(path_type=Path), help="Write a page with pictures, one offline file."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, on one line.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
 @engine_options
@@ -137,7 +156,7 @@ def bench(
     /,
     pack: str | None,
     plain_baseline: bool,
-    depths: tuple[int, ...] | None,
+    depths: tuple[int | str, ...] | None,
     prompts: int | None,
     repeats: int,
     suites: tuple[str, ...],
@@ -147,8 +166,11 @@ def bench(
     margin: float,
     ignore_eos: bool,
     null_control: bool,
+    looks: int,
+    cold: bool,
     check: str | None,
     trace_path: Path | None,
+    html: Path | None,
     as_json: bool,
     quiet: bool,
     engine: EngineArguments,
@@ -162,38 +184,49 @@ def bench(
     from mtpx.bench.design import design, gather
     from mtpx.bench.records import BenchOptions
     from mtpx.sampling import Sampling
+    from mtpx.trace.page import check_writable
 
     arms = _arms(depths, null_control)
-    baseline = plain_baseline or null_control
+    baseline = plain_baseline or null_control or (depths is not None and 0 in depths)
     _refuse_idle_check(check, arms, baseline)
     chosen = gather(suites, files, prompts, seed)
-    plan = design(chosen, arms, repeats=repeats, seed=seed, baseline=baseline)
+    plan = design(chosen, arms, repeats=repeats, seed=seed, baseline=baseline, looks=looks)
     options = BenchOptions(
         max_tokens=max_tokens,
         sampling=Sampling(**sampled),
         ignore_eos=ignore_eos,
         margin=margin,
         command=ctx.command_path,
+        cold=cold,
     )
     path = trace_path or _default_trace()
+    if html is not None:
+        # Before half an hour is spent on what cannot be written.
+        check_writable(html)
     with load_model(pack, engine, quiet=quiet) as model:
         name = model.pack.name
         result = _run(model, plan, chosen, options, path, quiet)
     if trace_path is None:
         _prune()
+    if html is not None:
+        _write_page(html, path)
     if as_json:
         _print_json(name, path, result)
     else:
-        _print(result, path)
+        _print(result, path, html)
     _leave(ctx, check, result)
 
 
-def _arms(depths: tuple[int, ...] | None, null_control: bool) -> list[Arm]:
-    from mtpx.bench.design import NULL_ARM, mtp_arm
+def _arms(depths: tuple[int | str, ...] | None, null_control: bool) -> list[Arm]:
+    from mtpx.bench.design import NULL_ARM, mtp_arm, policy_arm
 
     if depths is None and null_control:
         return [NULL_ARM]
-    arms = [mtp_arm(depth) for depth in (depths or (1,))]
+    asked = depths or (1,)
+    if len(asked) > 1:
+        # The plain runs of every pair are depth 0.
+        asked = tuple(depth for depth in asked if depth != 0) or asked
+    arms = [policy_arm(d) if isinstance(d, str) else mtp_arm(d) for d in asked]
     return [*arms, NULL_ARM] if null_control else arms
 
 
@@ -204,7 +237,7 @@ def _refuse_idle_check(check: str | None, arms: list[Arm], baseline: bool) -> No
         raise click.UsageError(
             "--check needs a verdict, and a verdict needs matched plain runs: add --plain-baseline."
         )
-    if sum(arm.depth > 0 for arm in arms) != 1:
+    if sum(arm.mode == "mtp" for arm in arms) != 1:
         raise click.UsageError("--check is about one verdict: give --depths exactly one depth.")
 
 
@@ -248,16 +281,29 @@ def _prune() -> None:
     prune(traces_dir())
 
 
-def _print(result: BenchResult, path: Path) -> None:
-    from mtpx_cli.bench_view import draw_result
+def _write_page(html: Path, trace: Path) -> None:
+    from mtpx.trace.page import write_page
+    from mtpx.trace.summary import summarise_files
+
+    write_page(html, summarise_files([str(trace)]))
+
+
+def _print(result: BenchResult, path: Path, html: Path | None) -> None:
+    from mtpx_cli.bench_view import draw_result, pasteable, speed_lines
     from mtpx_cli.draw import console
 
     out = console()
     for part in draw_result(result):
         out.print(part)
-    # Not wrapped: a path is there to be copied.
+    # Not wrapped: tables and paths are there to be copied.
+    if result.rates:
+        out.print("\n".join(["", *pasteable(result), ""]), soft_wrap=True)
+        for line in speed_lines(result):
+            out.print(line)
+    page = f"\nPage: {html}" if html else ""
     out.print(
-        f"\nTrace: {path}\n`mtpx trace report` shows its rounds and acceptance.", soft_wrap=True
+        f"\nTrace: {path}\n`mtpx trace report` shows its rounds and acceptance.{page}",
+        soft_wrap=True,
     )
 
 
@@ -270,13 +316,14 @@ def _print_json(pack: str, path: Path, result: BenchResult) -> None:
 
 def _leave(ctx: click.Context, check: str | None, result: BenchResult) -> None:
     """The exit status: errors first, then what `--check` asks, then whether Ctrl-C ended it."""
-    from mtpx.bench.run import INTERRUPTED
+    from mtpx.bench.result import INTERRUPTED
     from mtpx.errors import BenchError
 
     if result.stopped not in ("", INTERRUPTED):
         raise BenchError(f"the bench was stopped by an error: {result.stopped}")
     if check is not None:
-        found = [v.verdict for v in result.verdicts if v.arm.startswith("depth ")]
+        asked = {arm.name for arm in result.design.arms if arm.mode == "mtp"}
+        found = [v.verdict for v in result.verdicts if v.arm in asked]
         ctx.exit(OPEN if found[0] not in ANSWERS else HOLDS if found[0] == check else DENIED)
     if result.stopped:
         raise KeyboardInterrupt

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from mtpx_cli.draw import clean, heading, number, table
+from mtpx_cli.draw import clean, number
 from mtpx_cli.verdicts import draw_verdict, no_verdict
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mtpx.bench.records import ArmRate
-    from mtpx.bench.run import BenchResult, Progress
+    from mtpx.bench.result import BenchResult, Progress
 
 
 @contextmanager
@@ -93,20 +92,83 @@ def draw_result(result: BenchResult) -> Iterable[RenderableType]:
     if result.design.baseline:
         for verdict in result.verdicts:
             yield from draw_verdict(verdict)
-        if sum(arm.depth > 0 for arm in result.design.arms) > 1:
+        if sum(arm.mode == "mtp" for arm in result.design.arms) > 1:
             yield Text(
                 "Each verdict stands for itself. The best of several depths is partly luck: "
                 "bench it alone before quoting its figure."
             )
     else:
         yield no_verdict(result.verdicts[0].reason)
-    if result.rates:
-        yield heading("Speed")
-        yield table(["arm", "runs", "tok/s", "first token ms"], [_rate(r) for r in result.rates])
 
 
-def _rate(rate: ArmRate) -> list[str]:
-    def shown(value: float | None) -> str:
-        return "–" if value is None else number(value)
+def speed_lines(result: BenchResult) -> list[str]:
+    """What the table leaves out: the first token, and how fast plain decode reads weights."""
+    firsts = [
+        f"{clean(r.arm)} {number(r.ttft_ms)} ms" for r in result.rates if r.ttft_ms is not None
+    ]
+    out = [f"First token after: {', '.join(firsts)}."] if firsts else []
+    for rate in result.rates:
+        if rate.weights_gb_s is not None:
+            out.append(
+                f"Plain decode reads {number(rate.weights_gb_s)} GB/s of weights; compare with the "
+                "memory's bandwidth."
+            )
+    return out
 
-    return [clean(rate.arm), str(rate.runs), shown(rate.tokens_per_s), shown(rate.ttft_ms)]
+
+def pasteable(result: BenchResult) -> list[str]:
+    """The result as Markdown: a line on what ran, and a table with a row an arm."""
+    a = result.about
+    threads = f", {a.threads} threads" if a.threads else ""
+    prompts = f"{result.design.prompts} prompts × {a.max_tokens} tokens"
+    quantised = a.quantisation if a.quantisation not in ("", "none") else a.dtype
+    lines = [
+        f"{a.pack} ({quantised}), {a.device} ({a.backend}{threads}), mtpx {a.mtpx}",
+        f"{prompts}, temperature {a.temperature:g}, {a.tier} tier",
+        "",
+    ]
+    verdicts = {v.arm: v for v in result.verdicts}
+    rows = [["arm", "tok/s", "× plain", "95 %", "tok/round", "accept", "verdict"]]
+    for rate in result.rates:
+        verdict = verdicts.get(rate.arm)
+        interval = "–"
+        if verdict and verdict.low is not None and verdict.high is not None:
+            interval = f"{verdict.low:.3f}–{verdict.high:.3f}"
+        rows.append(
+            [
+                clean(rate.arm).replace("|", "/"),
+                _shown(rate.tokens_per_s),
+                f"{verdict.ratio:.3f}" if verdict and verdict.ratio is not None else "–",
+                interval,
+                _shown(rate.tokens_per_round),
+                f"{100 * rate.accepted / rate.verified:.0f} %" if rate.verified else "–",
+                verdict.verdict if verdict else "–",
+            ]
+        )
+    if any(v.level != 0.95 for v in result.verdicts):
+        rows[0][3] = "interval"
+    return lines + _markdown(rows)
+
+
+def _markdown(rows: list[list[str]]) -> list[str]:
+    """A table that reads well as text and as Markdown; the first and last columns are words."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    last = len(widths) - 1
+    out = []
+    for n, row in enumerate(rows):
+        cells = [
+            cell.ljust(width) if i in (0, last) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        out.append(f"| {' | '.join(cells)} |")
+        if n == 0:
+            rule = [
+                "-" * width if i in (0, last) else "-" * (width - 1) + ":"
+                for i, width in enumerate(widths)
+            ]
+            out.append(f"| {' | '.join(rule)} |")
+    return out
+
+
+def _shown(value: float | None) -> str:
+    return "–" if value is None else number(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,7 +107,7 @@ def replay(file: str | None, names: tuple[str, ...], draws: int, as_json: bool) 
     for name in names:
         policy_named(name)  # a wrong name is refused before a long trace is read
     recorded = recording(read(file or newest()))
-    found = [drive(recorded, lambda name=name: policy_named(name), draws=draws) for name in names]
+    found = [drive(recorded, partial(policy_named, name), draws=draws) for name in names]
     if as_json:
         import msgspec
 

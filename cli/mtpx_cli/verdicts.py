@@ -105,7 +105,8 @@ def _ratio(verdict: Verdict) -> str:
     prompts = _count(verdict.prompts, "prompt")
     interval = ""
     if verdict.low is not None and verdict.high is not None:
-        interval = f"95 % interval {verdict.low:.3f} to {verdict.high:.3f}, "
+        level = percent(verdict.level, 0 if verdict.level == 0.95 else 2)
+        interval = f"{level} interval {verdict.low:.3f} to {verdict.high:.3f}, "
     return f"{verdict.ratio:.3f} × the plain rate ({interval}{prompts})"
 
 

@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from mtpx.bench.looks import check_looks
+from mtpx.bench.policies import policy_named
 from mtpx.bench.suites import BenchPrompt, distinct, prompt_file, suite
 from mtpx.errors import BenchError
 
@@ -31,15 +33,21 @@ PER_SUITE = 6
 Order = Literal["ABBA", "BAAB"]
 
 
-class Arm(msgspec.Struct, frozen=True):
-    """One way of decoding: `depth` drafts a round; 0 is the plain run."""
+class Arm(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One way of decoding: `depth` drafts a round, or as many as `policy` (a name) says; 0 without a
+    policy is the plain run."""
 
     name: str
     depth: int
+    policy: str = ""
 
     @property
     def mode(self) -> str:
-        return "mtp" if self.depth else "plain"
+        return "mtp" if self.depth or self.policy else "plain"
+
+    def deepest(self, limit: int) -> int:
+        """The most drafts a round may verify, for a head that drafts up to `limit`."""
+        return limit if self.policy else self.depth
 
 
 PLAIN_ARM = Arm(PLAIN, 0)
@@ -56,6 +64,12 @@ def mtp_arm(depth: int) -> Arm:
     return Arm(f"depth {depth}", depth)
 
 
+def policy_arm(name: str) -> Arm:
+    """The arm of a policy of `mtpx.bench.policies`, under its name. Raises `PolicyError`."""
+    policy_named(name)
+    return Arm(name, 0, name)
+
+
 class PlannedBlock(msgspec.Struct, frozen=True):
     """One block: `pair` its id, `arm` the name of B, `order` of its four runs (A is plain)."""
 
@@ -68,7 +82,8 @@ class PlannedBlock(msgspec.Struct, frozen=True):
 
 class Design(msgspec.Struct, frozen=True):
     """All of a bench: `blocks` in the order they are run. Without a baseline (`baseline` false) the
-    MTP arm runs alone, once a block, and nothing can be concluded."""
+    MTP arm runs alone, once a block, and nothing can be concluded. `looks`: how often the bench looks
+    at its result and may stop, the end included."""
 
     seed: int
     prompts: int
@@ -76,6 +91,7 @@ class Design(msgspec.Struct, frozen=True):
     arms: list[Arm]
     blocks: list[PlannedBlock]
     baseline: bool = True
+    looks: int = 1
 
     def runs(self, block: PlannedBlock) -> list[Arm]:
         """The arms of a block's runs, in the order of their places."""
@@ -144,15 +160,20 @@ def design(
     repeats: int = 1,
     seed: int = 0,
     baseline: bool = True,
+    looks: int = 1,
 ) -> Design:
     """A seeded design: `repeats` blocks a prompt and arm.
 
     Within a repeat the suites take turns, the prompts of a suite are shuffled and so are the arms of
     a prompt; ABBA and BAAB are equally frequent (to within one) for every arm, in shuffled
     order. A prompt's repeats lie a whole pass apart, so that they see different moments of the
-    machine. Raises `BenchError` for no prompt, no arm, doubled arms or fewer than 1 repeat.
+    machine. Raises `BenchError` for no prompt, no arm, doubled arms, fewer than 1 repeat, and for looks
+    that are not 1 to 5 or are at more than one comparison.
     """
     arms = list(arms)
+    check_looks(looks)
+    if looks > 1 and (len(arms) != 1 or not baseline):
+        raise BenchError("--looks is for one comparison: one depth against plain runs")
     if repeats < 1:
         raise BenchError(f"--repeats must be 1 or more, got {repeats}")
     if not prompts or not arms:
@@ -168,7 +189,7 @@ def design(
             for arm in rng.sample(arms, len(arms)):
                 order = orders[arm.name].pop()
                 planned.append(PlannedBlock(len(planned), arm.name, prompt.suite, prompt.id, order))
-    return Design(seed, len(prompts), repeats, arms, planned, baseline)
+    return Design(seed, len(prompts), repeats, arms, planned, baseline, looks)
 
 
 def _orders(count: int, rng: random.Random) -> list[Order]:

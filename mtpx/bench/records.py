@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import median
+from typing import Any
 
 import msgspec
 
 from mtpx.backend import EngineInfo
 from mtpx.bench.blocks import CUT
-from mtpx.bench.design import Arm, Design, PlannedBlock
+from mtpx.bench.design import PLAIN, Arm, Design, PlannedBlock
+from mtpx.bench.learning import PROMPTS
+from mtpx.bench.policies import policy_named
 from mtpx.bench.timed import Task, TimedRun
 from mtpx.bench.verdict import MARGIN, check_margin
 from mtpx.errors import BenchError
 from mtpx.policy import FixedDepth
+from mtpx.round import Round
 from mtpx.sampling import Sampling
 from mtpx.trace.ends import token_digest
 from mtpx.trace.runs import run_record
@@ -27,7 +31,8 @@ class BenchOptions(msgspec.Struct, frozen=True):
     """How every run of a bench is made. Session reuse is always off.
 
     `max_tokens`: token budget of a run; `margin`: what MTP must gain to pay; `guard`: how many times
-    its expected duration a run may take; `command` is what the trace says it was.
+    its expected duration a run may take; `command` is what the trace says it was; `cold`: a learning
+    policy starts every run from nothing.
 
     Raises `BenchError` for a margin or a guard nothing can be done with.
     """
@@ -38,6 +43,7 @@ class BenchOptions(msgspec.Struct, frozen=True):
     margin: float = MARGIN
     guard: float = GUARD
     command: str = ""
+    cold: bool = False
 
     def __post_init__(self) -> None:
         check_margin(self.margin)
@@ -47,20 +53,49 @@ class BenchOptions(msgspec.Struct, frozen=True):
 
 class ArmRate(msgspec.Struct, frozen=True, omit_defaults=True):
     """One arm's delivered speed: Σtokens / Σtime over its timed runs in tokens/s, the median time to
-    the first token in ms."""
+    the first token in ms, the drafts its runs verified and how many stood, committed tokens a round. For
+    the plain arm, GB of weights read a second (absent where an engine does not say what a step reads)."""
 
     arm: str
     runs: int
     tokens_per_s: float | None = None
     ttft_ms: float | None = None
+    verified: int = 0
+    accepted: int = 0
+    tokens_per_round: float | None = None
+    weights_gb_s: float | None = None
+
+
+class Drafted(msgspec.Struct):
+    """What an arm's timed rounds did with drafts."""
+
+    rounds: int = 0
+    committed: int = 0
+    verified: int = 0
+    accepted: int = 0
+
+    def add(self, rounds: Iterable[Round]) -> None:
+        for round in rounds:
+            self.rounds += 1
+            self.committed += round.committed
+            self.verified += sum(slot.verified for slot in round.slots)
+            self.accepted += sum(slot.accepted for slot in round.slots)
 
 
 def bench_record(info: EngineInfo, design: Design, options: BenchOptions) -> RunRecord:
     """The record that opens a bench's trace; the whole design is in it."""
-    deepest = max(arm.depth for arm in design.arms)
+    parameters: dict[str, Any] = {
+        "depths": [arm.depth for arm in design.arms if not arm.policy],
+    }
+    start = "cold" if options.cold else f"learned on {len(PROMPTS)} prompts outside the suites"
+    for arm in design.arms:
+        if arm.policy:
+            policy = policy_named(arm.policy)
+            parameters[arm.name] = {"policy": policy.name, "start": start, **policy.parameters()}
     return msgspec.structs.replace(
-        run_record(info, FixedDepth(deepest), command=options.command),
-        policy_parameters={"depths": [arm.depth for arm in design.arms]},
+        run_record(info, FixedDepth(0), command=options.command),
+        policy="bench",
+        policy_parameters=parameters,
         margin=options.margin,
         design=msgspec.to_builtins(design),
     )
@@ -87,7 +122,7 @@ def request_record(
         seed=task.seed,
         prefill_ms=run.prefill_ms,
         arm=arm.name,
-        depth=arm.depth,
+        depth=None if arm.policy else arm.depth,
         pair=block.pair if block else None,
         suite=block.suite if block else "",
         prompt=block.prompt if block else "",
@@ -97,8 +132,12 @@ def request_record(
     )
 
 
-def arm_rates(records: Iterable[Record]) -> list[ArmRate]:
-    """Every arm's speed over its timed, uncut runs."""
+def arm_rates(
+    records: Iterable[Record],
+    drafted: Mapping[str, Drafted] | None = None,
+    plain_step_bytes: int = 0,
+) -> list[ArmRate]:
+    """Every arm's speed over its timed, uncut runs; `drafted` by the arm's name."""
     arms: dict[int, str] = {}
     ends: dict[str, list[EndRecord]] = {}
     for record in records:
@@ -106,16 +145,25 @@ def arm_rates(records: Iterable[Record]) -> list[ArmRate]:
             arms[record.id] = record.arm
         elif isinstance(record, EndRecord) and record.request in arms and record.stop not in CUT:
             ends.setdefault(arms[record.request], []).append(record)
-    return [_arm_rate(arm, found) for arm, found in sorted(ends.items())]
+    drafted = drafted or {}
+    return [
+        _arm_rate(arm, found, drafted.get(arm, Drafted()), plain_step_bytes if arm == PLAIN else 0)
+        for arm, found in sorted(ends.items(), key=lambda item: (item[0] != PLAIN, item[0]))
+    ]
 
 
-def _arm_rate(arm: str, ends: list[EndRecord]) -> ArmRate:
+def _arm_rate(arm: str, ends: list[EndRecord], drafted: Drafted, step_bytes: int) -> ArmRate:
     rated = [end for end in ends if end.rate is not None]
     seconds = sum(end.decode_s or 0.0 for end in rated)
     waits = [end.ttft_ms for end in ends if end.ttft_ms is not None]
+    speed = sum(end.rated_tokens for end in rated) / seconds if seconds else None
     return ArmRate(
         arm=arm,
         runs=len(ends),
-        tokens_per_s=sum(end.rated_tokens for end in rated) / seconds if seconds else None,
+        tokens_per_s=speed,
         ttft_ms=median(waits) if waits else None,
+        verified=drafted.verified,
+        accepted=drafted.accepted,
+        tokens_per_round=drafted.committed / drafted.rounds if drafted.rounds else None,
+        weights_gb_s=speed * step_bytes / 1e9 if speed and step_bytes else None,
     )

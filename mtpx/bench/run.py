@@ -7,6 +7,7 @@ trace's loss window here, since a file written while the clock runs would be par
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,17 +16,27 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Protocol
 
-import msgspec
-
 from mtpx.backend import Clock, Engine
 from mtpx.bench.blocks import CUT, blocks
 from mtpx.bench.design import PLAIN_ARM, Arm, Design, PlannedBlock
-from mtpx.bench.records import ArmRate, BenchOptions, arm_rates, bench_record, request_record
+from mtpx.bench.learning import PROMPTS
+from mtpx.bench.looks import look_ends
+from mtpx.bench.policies import policy_named
+from mtpx.bench.records import (
+    BenchOptions,
+    Drafted,
+    arm_rates,
+    bench_record,
+    request_record,
+)
+from mtpx.bench.result import INTERRUPTED, BenchAbout, BenchResult, Progress
 from mtpx.bench.suites import BenchPrompt, Message
 from mtpx.bench.timed import Task, TimedRun, first_difference, logit_gap, settled_heap, timed_run
 from mtpx.bench.verdict import Verdict, verdicts
 from mtpx.errors import BenchError, MtpxError
-from mtpx.trace.schema import Record
+from mtpx.policy import DepthPolicy
+from mtpx.trace.runs import version
+from mtpx.trace.schema import BeliefRecord, Record
 
 FEWEST_TOKENS = 16
 """A smaller budget is mostly first round, the end of prefill and the clock's own grain."""
@@ -39,9 +50,6 @@ every time has no steady state to measure."""
 
 GUARD_FLOOR_S = 1.0
 """No run is cut under this, whatever the warm-up predicts: hiccups of a scheduler last that long."""
-
-INTERRUPTED = "interrupted"
-"""What `BenchResult.stopped` says after Ctrl-C; otherwise it is the sentence of an error."""
 
 WARMUP_PROMPT = "Describe in a few plain sentences what a gardener does in each month of the year."
 
@@ -68,27 +76,6 @@ class BenchModel(Protocol):
 
     # Any: a model may accept more than messages or text.
     def encode(self, content: Any, /) -> list[int]: ...
-
-
-class BenchResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a bench found: a verdict for every arm, every arm's speed, and why it stopped early
-    (`INTERRUPTED`, the sentence of an error, or "")."""
-
-    design: Design
-    verdicts: list[Verdict]
-    rates: list[ArmRate]
-    stopped: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a bench stands: `done` of `total` runs, about `left_s` seconds to go (`None` until the
-    warm-up has told), `now` what is running."""
-
-    done: int
-    total: int
-    left_s: float | None
-    now: str
 
 
 class _Stopped(Exception):
@@ -148,6 +135,8 @@ class _Bench:
         self.total = self.left.total()
         self.spent: dict[str, list[float]] = {}
         self.pace: dict[str, _Pace] = {}
+        self.drafted: dict[str, Drafted] = {}
+        self.snapshots: dict[str, dict[str, Any]] = {}
 
     def run(self, prompts: Sequence[BenchPrompt]) -> BenchResult:
         tasks = self._tasks(prompts)
@@ -155,14 +144,46 @@ class _Bench:
         self._keep(bench_record(self.engine.info, self.design, self.options))
         try:
             self._warm_up()
-            for block in self.design.blocks:
+            looks = look_ends(len(self.design.blocks), self.design.looks)[:-1]
+            for done, block in enumerate(self.design.blocks, 1):
                 self._block(block, tasks[block.suite, block.prompt])
+                if done in looks and self._decided():
+                    break
         except KeyboardInterrupt:
             stopped = INTERRUPTED
         except _Stopped as reason:
             stopped = str(reason)
-        judged = verdicts(blocks(self.kept), self.options.margin)
-        return BenchResult(self.design, judged, arm_rates(self.kept), stopped)
+        step_bytes = self.engine.info.plain_step_bytes
+        return BenchResult(
+            self._about(),
+            self.design,
+            self._verdicts(),
+            arm_rates(self.kept, self.drafted, step_bytes),
+            stopped,
+        )
+
+    def _verdicts(self) -> list[Verdict]:
+        return verdicts(blocks(self.kept), self.options.margin, looks=self.design.looks)
+
+    def _decided(self) -> bool:
+        """Whether this look settles it."""
+        return all(v.verdict in ("pays", "does not pay") for v in self._verdicts())
+
+    def _about(self) -> BenchAbout:
+        info, options = self.engine.info, self.options
+        threads = info.details.get("threads", "")
+        return BenchAbout(
+            pack=self.model.pack.name,
+            quantisation=info.quantisation,
+            dtype=info.dtype,
+            device=info.device,
+            backend=info.backend,
+            tier=info.tier,
+            threads=int(threads) if threads.isdecimal() else None,
+            mtpx=version(),
+            max_tokens=options.max_tokens,
+            temperature=options.sampling.temperature,
+        )
 
     # -- before anything is timed ------------------------------------------------------------------
 
@@ -188,7 +209,7 @@ class _Bench:
 
     def _check_depth(self, arm: Arm) -> None:
         name, limit = self.model.pack.name, self.engine.info.head_depth_limit
-        if arm.depth and not limit:
+        if arm.mode == "mtp" and not limit:
             raise BenchError(
                 f"{name} has no MTP head, so there is nothing to compare with plain decode"
             )
@@ -220,10 +241,13 @@ class _Bench:
         arms += self.design.arms
         self._tell("compiling")
         # Near the end of its budget a run verifies fewer drafts than its depth.
-        self.engine.warm([[rows] for rows in range(1, max(arm.depth for arm in arms) + 2)])
+        limit = self.engine.info.head_depth_limit
+        self.engine.warm([[rows] for rows in range(1, max(a.deepest(limit) for a in arms) + 2)])
         prompt = BenchPrompt("warm-up", "", messages=[Message("user", WARMUP_PROMPT)])
         task = replace(self._task(prompt), ignore_eos=True)
         for arm in arms:
+            if arm.policy and not self.options.cold:
+                self._learn(arm)
             for _ in range(WARMUPS):
                 self._tell(f"warming up {arm.name}")
                 run = self._settled(task, arm, None)
@@ -238,6 +262,33 @@ class _Bench:
                 round_s=(run.seconds - prefill_s) / max(1, len(run.rounds)),
             )
             self.spent[arm.name] = [run.seconds]
+
+    def _learn(self, arm: Arm) -> None:
+        """Let a policy learn on prompts outside the suites; every run then starts from this snapshot."""
+        policy = policy_named(arm.policy)
+        for i, text in enumerate(PROMPTS):
+            self._tell(f"{arm.name} learns, {i + 1} of {len(PROMPTS)}")
+            prompt = BenchPrompt(f"learning-{i}", "", messages=[Message("user", text)])
+            task = replace(self._task(prompt), ignore_eos=True)
+            run = timed_run(
+                self.engine, task, arm, request=self.requests, policy=policy, clock=self.clock
+            )
+            self._keep_run(task, arm, run, warmup=True)
+            if run.end.stop == "error":
+                raise BenchError(f"the warm-up of {arm.name} failed: {run.end.error}")
+            if run.end.stop == "interrupt":
+                raise KeyboardInterrupt
+        self.snapshots[arm.name] = policy.state()
+        self.write(BeliefRecord(0, policy.name, policy.explain()))
+
+    def _policy(self, arm: Arm) -> DepthPolicy | None:
+        """A policy as every run of this arm starts with it; `None`: a fixed depth."""
+        if not arm.policy:
+            return None
+        policy = policy_named(arm.policy)
+        if arm.name in self.snapshots:
+            policy.restore(copy.deepcopy(self.snapshots[arm.name]))
+        return policy
 
     # -- the timed runs ----------------------------------------------------------------------------
 
@@ -265,7 +316,13 @@ class _Bench:
         """A run in which nothing was compiled; those in which something was are kept as warm-ups."""
         for attempt in range(1 + MOST_RETRIES):
             run = timed_run(
-                self.engine, task, arm, request=self.requests, limit_s=limit_s, clock=self.clock
+                self.engine,
+                task,
+                arm,
+                request=self.requests,
+                policy=self._policy(arm),
+                limit_s=limit_s,
+                clock=self.clock,
             )
             if not run.compiled or run.end.stop in CUT:
                 return run
@@ -308,6 +365,8 @@ class _Bench:
         )
         for round in run.rounds:
             self.write(round)
+        if not warmup:
+            self.drafted.setdefault(arm.name, Drafted()).add(run.rounds)
         self._keep(run.end)
         self.requests += 1
 

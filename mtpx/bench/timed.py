@@ -17,7 +17,7 @@ from mtpx.backend import Clock, Engine
 from mtpx.bench.design import Arm
 from mtpx.decode import Request, decode
 from mtpx.errors import MtpxError
-from mtpx.policy import FixedDepth
+from mtpx.policy import DepthPolicy, FixedDepth
 from mtpx.round import Round
 from mtpx.trace.ends import end_record
 from mtpx.trace.schema import EndRecord
@@ -89,10 +89,11 @@ def timed_run(
     arm: Arm,
     *,
     request: int,
+    policy: DepthPolicy | None = None,
     limit_s: float | None = None,
     clock: Clock = time.perf_counter_ns,
 ) -> TimedRun:
-    """Decode `task` at the arm's depth and time it.
+    """Decode `task` with `policy`, by default at the arm's depth, and time it.
 
     `request` is the id its records carry. A run over `limit_s` seconds is cut (stop "guard"); Ctrl-C
     stops it (stop "interrupt"); an `MtpxError` ends it (stop "error"). All three are told by the end
@@ -103,6 +104,7 @@ def timed_run(
     prefill_ms: float | None = None
     stop, error = "", ""
     decoding: Request | None = None
+    policy = policy or FixedDepth(arm.depth)
     with _collector_at_rest():
         watch = _Stopwatch(clock, limit_s)
         try:
@@ -111,14 +113,14 @@ def timed_run(
                 task.sampling,
                 task.seed,
                 end_ids=frozenset() if task.ignore_eos else task.end_ids,
-                head=arm.depth > 0,
+                head=arm.mode == "mtp",
             )
             try:
                 while not engine.prefill(slot, PREFILL_CHUNK):
                     watch.check()
                 prefill_ms = watch.seconds() * 1e3
                 decoding = Request(request, slot, task.sampling, task.budget)
-                for round in decode(engine, FixedDepth(arm.depth), [decoding], clock=clock):
+                for round in decode(engine, policy, [decoding], clock=clock):
                     arrivals.append((clock(), len(decoding.delivered)))
                     rounds.append(round)
                     watch.check()

@@ -29,9 +29,11 @@ from typing import Literal
 
 import msgspec
 
-from mtpx.bench import intervals
+from mtpx.bench import beside, intervals
+from mtpx.bench.beside import Difference
 from mtpx.bench.blocks import NOT_RUN, Block
 from mtpx.bench.intervals import Effect
+from mtpx.bench.looks import look_ends, look_levels
 from mtpx.errors import BenchError
 
 Answer = Literal["pays", "does not pay", "inconclusive", "none"]
@@ -69,16 +71,6 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
     more_prompts: int | None = None
 
 
-class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a prompt's texts first part at temperature 0. `gap` is how far apart the target's logits
-    of the two tokens are: near 0 it is a numerical tie."""
-
-    suite: str
-    prompt: str
-    position: int | None = None
-    gap: float | None = None
-
-
 class NullControl(msgspec.Struct, frozen=True):
     """Plain against plain: whether the interval holds 1.0, and half its width on the ratio's scale."""
 
@@ -90,7 +82,8 @@ class NullControl(msgspec.Struct, frozen=True):
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """The verdict on one arm.
 
-    `ratio` with `low` and `high` (t, 95 %), `bca_low` and `bca_high` are rate ratios, MTP over plain.
+    `ratio` with `low` and `high` (t, at `level`: 95 % unless the design had several looks),
+    `bca_low` and `bca_high` are rate ratios, MTP over plain.
     `prompts` and `blocks` count what the ratio rests on, `void_blocks` and `short_blocks` what it
     could not use (cut; too short for a rate). `more_prompts` is about how many more would settle an
     inconclusive result, absent where it is too close to the margin. `texts_equal` of
@@ -119,6 +112,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     differences: list[Difference] = []
     drift: Effect | None = None
     first_position: Effect | None = None
+    level: float = LEVEL
     per_suite: list[Part] = []
     looped_prompts: int = 0
     without_loops: Part | None = None
@@ -126,16 +120,21 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def verdicts(
-    blocks: Iterable[Block], margin: float = MARGIN, *, resamples: int = RESAMPLES
+    blocks: Iterable[Block],
+    margin: float = MARGIN,
+    *,
+    resamples: int = RESAMPLES,
+    looks: int = 1,
 ) -> list[Verdict]:
     """One verdict an arm, in the order arms first appear; none at all where there are no blocks.
+    `looks` is the design's: the verdict is that of the first look that settles it, else of the last.
 
     A null control among them that finds the machine too noisy takes the other arms' verdicts away.
     """
     arms: dict[str, list[Block]] = {}
     for block in blocks:
         arms.setdefault(block.arm, []).append(block)
-    judged = [judge(members, margin, resamples=resamples) for members in arms.values()]
+    judged = [_look(members, margin, resamples, looks) for members in arms.values()]
     noisy = next((v for v in judged if v.null_control and not v.null_control.quiet), None)
     if noisy is None:
         return judged
@@ -147,14 +146,33 @@ def verdicts(
     ]
 
 
+def _look(blocks: Sequence[Block], margin: float, resamples: int, looks: int) -> Verdict:
+    """The first look that settles it. A look has happened when all blocks before it were run whole."""
+    levels = look_levels(looks)
+    for k, end in enumerate(look_ends(len(blocks), looks)[:-1]):
+        members = sorted(blocks, key=lambda block: block.pair)[:end]
+        if any(block.void for block in members):
+            break
+        verdict = judge(members, margin, resamples=resamples, level=levels[k])
+        if verdict.verdict in ("pays", "does not pay"):
+            return msgspec.structs.replace(
+                verdict, reason=f"{verdict.reason} at look {k + 1} of {looks}"
+            )
+    return judge(blocks, margin, resamples=resamples, level=levels[-1])
+
+
 def judge(
-    blocks: Sequence[Block], margin: float = MARGIN, *, resamples: int = RESAMPLES
+    blocks: Sequence[Block],
+    margin: float = MARGIN,
+    *,
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
 ) -> Verdict:
     """The verdict on one arm's blocks, by the rule in this module's docstring.
 
-    `resamples` is the bootstrap's; 0 leaves the BCa interval out. The order of `blocks` is
-    immaterial. Raises `BenchError` for a margin that is not finite or at most -1, and for blocks of
-    several arms.
+    `resamples` is the bootstrap's; 0 leaves the BCa interval out. `level` is that of all intervals. The
+    order of `blocks` is immaterial. Raises `BenchError` for a margin that is not finite or at most -1,
+    and for blocks of several arms.
     """
     check_margin(margin)
     arms = {block.arm for block in blocks}
@@ -168,12 +186,12 @@ def judge(
     ordered = sorted(blocks, key=lambda block: (block.suite, block.prompt, block.pair))
     usable = [block for block in ordered if block.log_ratio is not None]
     void = [block for block in ordered if block.void]
-    overall = _part("", usable, margin, LEVEL, void)
+    overall = _part("", usable, margin, level, void)
     values = list(_values(usable).values())
     bca = None
     if resamples and len(values) >= 2:
-        bca = intervals.bca_interval(values, LEVEL, resamples, BOOTSTRAP_SEED)
-    compared = _texts(ordered)
+        bca = intervals.bca_interval(values, level, resamples, BOOTSTRAP_SEED)
+    compared = beside.texts(ordered)
     looped = {block.key for block in usable if block.looped}
     clean = [block for block in usable if not block.looped]
     verdict = Verdict(
@@ -194,12 +212,13 @@ def judge(
         short_blocks=len(ordered) - len(usable) - len(void),
         texts_equal=sum(compared.values()) if compared else None,
         texts_compared=len(compared),
-        differences=_differences(ordered, compared),
-        drift=_drift(usable),
-        first_position=_first_position(usable),
-        per_suite=_per_suite(usable, margin, void),
+        differences=beside.differences(ordered, compared),
+        drift=beside.drift(usable),
+        first_position=beside.first_position(usable),
+        level=level,
+        per_suite=_per_suite(usable, margin, level, void),
         looped_prompts=len(looped),
-        without_loops=_part("without looping output", clean, margin, LEVEL, void)
+        without_loops=_part("without looping output", clean, margin, level, void)
         if looped
         else None,
     )
@@ -314,62 +333,20 @@ def _pooled(blocks: Iterable[Block]) -> float | None:
     return (tokens["mtp"] / seconds["mtp"]) / (tokens["plain"] / seconds["plain"])
 
 
-def _per_suite(blocks: Sequence[Block], margin: float, void: Sequence[Block]) -> list[Part]:
+def _per_suite(
+    blocks: Sequence[Block], margin: float, level: float, void: Sequence[Block]
+) -> list[Part]:
     suites: dict[str, list[Block]] = {}
     for block in blocks:
         suites.setdefault(block.suite, []).append(block)
     values = {name: list(_values(members).values()) for name, members in suites.items()}
     family = [name for name in suites if len(values[name]) >= MIN_PROMPTS]
     p_values = [intervals.t_p_value(values[name], math.log(1.0 + margin)) for name in family]
-    alphas = dict(zip(family, intervals.holm_levels(p_values, 1.0 - LEVEL), strict=True))
+    alphas = dict(zip(family, intervals.holm_levels(p_values, 1.0 - level), strict=True))
     return [
-        _part(name, members, margin, 1.0 - alphas[name] if name in alphas else LEVEL, void)
+        _part(name, members, margin, 1.0 - alphas[name] if name in alphas else level, void)
         for name, members in suites.items()
     ]
-
-
-def _texts(blocks: Iterable[Block]) -> dict[tuple[str, str], bool]:
-    """For each prompt decoded at temperature 0 and not cut: whether all its texts are equal."""
-    texts: dict[tuple[str, str], set[str]] = {}
-    for block in blocks:
-        if block.greedy and not block.void:
-            texts.setdefault(block.key, set()).update(run.sha256 for run in block.runs)
-    return {key: len(digests) == 1 for key, digests in texts.items() if "" not in digests}
-
-
-def _differences(
-    blocks: Iterable[Block], compared: dict[tuple[str, str], bool]
-) -> list[Difference]:
-    found: dict[tuple[str, str], Difference] = {}
-    for block in blocks:
-        if compared.get(block.key, True):
-            continue
-        for run in block.runs:
-            known = found.get(block.key)
-            if known is None or (known.position is None and run.differs_at is not None):
-                found[block.key] = Difference(*block.key, run.differs_at, run.differs_gap)
-    return list(found.values())
-
-
-def _drift(blocks: Iterable[Block]) -> Effect | None:
-    """Trend of the plain rate over the bench; a block's two plain runs are one point, since they share
-    a prompt."""
-    times, logs = [], []
-    for block in sorted(blocks, key=lambda block: block.pair):
-        rates = [run.rate for run in block.plain if run.rate]
-        times.append(math.fsum(run.order for run in block.plain) / len(block.plain))
-        logs.append(math.fsum(math.log(rate) for rate in rates) / len(rates))
-    return intervals.trend(times, logs)
-
-
-def _first_position(blocks: Iterable[Block]) -> Effect | None:
-    """A block's first run against its last: ABBA and BAAB both put one arm at either end."""
-    logs = []
-    for block in blocks:
-        first, last = block.runs[0].rate, block.runs[-1].rate
-        if first and last:
-            logs.append(math.log(first / last))
-    return intervals.mean_effect(logs)
 
 
 def _null(verdict: Verdict) -> Verdict:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from mtpx.bench import intervals, verdict
+from mtpx.bench import beside, intervals, verdict
 from mtpx.errors import TraceError
 from mtpx.sampling import Sampling
 from mtpx.trace import (
@@ -52,7 +52,7 @@ RESULTS: tuple[type[msgspec.Struct], ...] = (
     summary.RunSummary,
     verdict.Verdict,
     verdict.Part,
-    verdict.Difference,
+    beside.Difference,
     verdict.NullControl,
     intervals.Effect,
     summary.BlockRatio,

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 from mtpx.bench.blocks import blocks
+from mtpx.bench.looks import looks_of
 from mtpx.bench.verdict import MARGIN, NO_PLAIN, Verdict, verdicts
 from mtpx.errors import MtpxError, TraceError
 from mtpx.round import Round
@@ -271,7 +272,7 @@ class _Run:
             margin = self.run.margin if self.run and self.run.margin is not None else MARGIN
         try:
             members = blocks(self.matched)
-            found = verdicts(members, margin)
+            found = verdicts(members, margin, looks=looks_of(self.run.design if self.run else None))
         except MtpxError as error:
             return [], str(error), []
         ratios = [
