@@ -164,7 +164,7 @@ def plan(
         out.print(
             clean(f"{costs.key.pack} on {costs.key.device}" + (f" ({source})" if source else ""))
         )
-        if not costs.covers(n):
+        if not costs.covers(n) and choice.zero != "by_cap":
             widths = ", ".join(map(str, costs.widths))
             out.print(f"Measured at widths {widths}; width {n} is read from the nearest.")
         for part in draw_choice(choice, n, objective, slack):

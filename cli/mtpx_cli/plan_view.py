@@ -19,7 +19,7 @@ NO_CALIBRATION = "no calibration of this head yet: `mtpx measure --calibrate` ma
 
 
 def draw_table(costs: CostTable, calibration: Calibration | None) -> Iterable[RenderableType]:
-    """Every cell in ms, tok/s, J and tok/J; the fastest depth of each width marked."""
+    """Every cell in ms, tok/s, J and tok/J; the best depths of each width marked."""
     from mtpx.policy.planner import propose_depth
 
     key, notes = costs.key, Notes()
@@ -46,7 +46,7 @@ def draw_table(costs: CostTable, calibration: Calibration | None) -> Iterable[Re
                     notes.show(option.tokens_per_s if option else None, NO_CALIBRATION),
                     notes.show(joules, no_joules),
                     notes.show(option.tokens_per_j if option else None, no_joules),
-                    "fastest" if choice and choice.depth == cell.k else "",
+                    _marks(choice, cell.k) if choice else "",
                 ]
             )
         for left in (left for left in costs.left_out if left.n == n):
@@ -57,6 +57,15 @@ def draw_table(costs: CostTable, calibration: Calibration | None) -> Iterable[Re
         yield indented(table(columns, rows))
     if notes.lines():
         yield indented(*map(clean, notes.lines()))
+
+
+def _marks(choice: Choice, depth: int) -> str:
+    """What this depth is the best at."""
+    marks = ["fastest"] if choice.depth == depth else []
+    thrift = [option.tokens_per_j or 0.0 for option in choice.options]
+    if max(thrift) > 0.0 and thrift.index(max(thrift)) == depth:
+        marks.append("most tok/J")
+    return ", ".join(marks)
 
 
 def draw_calibration(calibration: Calibration) -> Iterable[RenderableType]:
