@@ -56,7 +56,9 @@ class Decision(msgspec.Struct, omit_defaults=True):
     `selected` is the depth believed best; `reason` why this round ran at the depth it did:
     "selected", "probe", "seed", "park", "resume", "fixed" or "cap". `cut` counts drafts that were proposed and not
     verified. `cost_sample` says whether the round's time became a cost sample; if not,
-    `excluded` says why ("transition", "compile", "stall", "resume", "fixed").
+    `excluded` says why ("transition", "compile", "stall", "resume", "fixed", "clock": the time is none,
+    "cap": nothing may be drafted, "ragged": sequences drafted differently, "reading": the price of reading
+    confidences is being measured).
     """
 
     selected: int | None = None

@@ -389,5 +389,12 @@ def test_the_overhead_command_prints_a_line_a_depth(
     monkeypatch.setattr(sys, "argv", ["mtpx.simulate", "--overhead", "--rounds", "5"])
     runpy.run_module("mtpx.simulate", run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["depth 0", "depth 1", "depth 3"]
+    assert [line.split(":")[0] for line in lines] == [
+        "depth 0",
+        "depth 1",
+        "depth 3",
+        "adaptive policy, a head of four",
+        "adaptive policy, a head of eight",
+        "adaptive policy, with cuts",
+    ]
     assert all("µs a round" in line for line in lines)

@@ -31,13 +31,16 @@ MEMORY = 200.0
 """Observations a rate averages over when a change detector stands by: ±0.02 at a rate of 0.7."""
 
 SLACK = 0.2
-"""Residual that the detector forgives each observation: half of the smallest shift worth an alarm."""
+"""Residual that the detector forgives each observation: about half of the smallest shift worth an alarm."""
 
 ALARM = 5.0
 """Excursion that is an alarm: at rates around 0.8 a false one in some 9,000 observations."""
 
 STALE = 3000.0
 """Rounds after which an unobserved rate is worth one observation."""
+
+FRESH = 8
+"""Rounds within which an observation has no age."""
 
 PRIOR = 0.7
 """Rate of a position of which nothing is known, worth two observations."""
@@ -136,7 +139,7 @@ class DriftingAcceptance:
         """Observations this rate is worth now."""
         if position >= len(self.counts):
             return 0.0
-        age = self._now - self._seen[position]
+        age = max(0, self._now - self._seen[position] - FRESH)
         return 1.0 / (1.0 / max(self.counts[position], 1e-9) + age / STALE)
 
     def expected(self, limit: int) -> list[float]:
@@ -295,7 +298,7 @@ def checked_rates(state: dict[str, Any]) -> tuple[list[float], list[float]]:
     try:
         rates = [float(r) for r in state["rates"]]
         counts = [float(n) for n in state["counts"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise PolicyError("the stored acceptance rates are not a policy's state") from error
     if len(rates) != len(counts) or len(rates) > 64:
         raise PolicyError(f"the stored state has {len(rates)} rates and {len(counts)} counts")

@@ -57,6 +57,9 @@ changes."""
 TRIAL_LOSS = 0.6
 """Rounds a typical trial loses: what pays for one an interval."""
 
+REVIEW = 4
+"""Rounds between two selections, unless something happened: a few samples hardly move a belief."""
+
 ROUTES_EVERY = 16
 """Rounds between two looks at the routes of depths that are not in use."""
 
@@ -102,6 +105,8 @@ class AdaptiveDepth:
         self.lost = 0.0
         self._since = 0
         self._rounds = 0
+        self._review = 0
+        self._reviewed: Group | None = None
         self._calm = 0
         self._pace = 4.0 * LAST_INTERVAL
         self._head = 0
@@ -132,8 +137,16 @@ class AdaptiveDepth:
         if self._rounds % ROUTES_EVERY == 0 and self.cost_feedback:
             for depth in list(costs.depths):
                 costs.take_route(depth, batch.route(depth).kind)
+        if limit == self._head and self._rounds < self._review and group == self._reviewed:
+            trial = self._trial
+            if trial is None:
+                return self._settled()
+            if not trial.over:
+                return self._decide(trial.depth, trial.reason)
+        self._review, self._reviewed = self._rounds + REVIEW, group
         for depth in (0, 1):
             if not costs.measured(depth):
+                self._review = 0
                 return self._decide(depth, "seed")
         rates, errors = self._rates(self._head)
         best = self._best(costs, optimistic_tokens(rates, errors, LEAN), limit)
@@ -155,11 +168,15 @@ class AdaptiveDepth:
         self._trial = trial
         if trial is not None:
             return self._decide(trial.depth, trial.reason)
-        cutting = self.cutting
-        if cutting.due():
-            cutting.look(
+        if self.cutting.due:
+            self.cutting.look(
                 costs, expected_tokens(rates), self.selected, len(rates), self._accepts, self._means
             )
+        return self._settled()
+
+    def _settled(self) -> int:
+        """The selected depth, or the one to cut from."""
+        cutting = self.cutting
         if cutting.reading and self._calibrated():
             self.wants_confidence = True
             return self._decide(cutting.depth, "selected")
@@ -169,7 +186,7 @@ class AdaptiveDepth:
         self, costs: MeasuredCosts, rates: list[float], errors: list[float]
     ) -> Trial | None:
         due = self._since >= self.interval
-        if not due and (len(costs.depths) > len(rates) or self._rounds % 4):
+        if not due and (len(costs.depths) > len(rates)):
             return None
         tokens = expected_tokens(rates)
         trial = choose(
@@ -288,7 +305,9 @@ class AdaptiveDepth:
         self._decision.excluded = excluded
         self._decision.cost_sample = not excluded
         requests = [slot.request for slot in round.slots]
+        self.cutting.tick()
         if alarm:
+            self._review = 0
             # Other content: what was not worth trying may be now.
             self.interval = self._since = FIRST_INTERVAL
             self._pace += 0.3 * (self._calm - self._pace)

@@ -101,7 +101,7 @@ class Calibration:
         try:
             seen = [[float(n) for n in row] for row in state["seen"]]
             stood = [[float(n) for n in row] for row in state["stood"]]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise PolicyError("the stored calibration is not a policy's state") from error
         shape = [len(EDGES) + 1] * len(seen)
         if [len(r) for r in seen] != shape or [len(r) for r in stood] != shape or len(seen) > 64:

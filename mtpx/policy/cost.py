@@ -274,7 +274,7 @@ def checked_costs(table: Any, fields: int) -> dict[int, tuple[float, ...]]:
         try:
             depth = int(key)
             cells = tuple(float(n) for n in numbers)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise PolicyError(f"the stored costs hold {key!r}: {value!r}; not a cost") from error
         if not 0 <= depth <= 64 or len(cells) != fields or not usable_ms(cells[0]):
             raise PolicyError(f"the cost of depth {key} is {value!r}; it must be above 0 ms")

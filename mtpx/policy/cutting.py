@@ -29,12 +29,12 @@ TRANSITION = 0.15
 ROWS = 64
 """Rounds of confidences that are replayed."""
 
-EVERY, PATIENCE = 64, 1024
+EVERY, PATIENCE = 64, 256
 """Rounds between two looks: at first, and at most, while they change nothing."""
 
 READS, CUTS = 16, 7
 
-MARGIN = 0.01
+MARGIN = 0.006
 """Relative gain below which cutting stays off: the replay is an estimate."""
 
 
@@ -114,9 +114,13 @@ class Cutting:
 
     # -- deciding ------------------------------------------------------------------------------
 
-    def due(self) -> bool:
-        """Whether it is time for `look`; called once a round."""
+    def tick(self) -> None:
+        """A round has passed."""
         self._since += 1
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for `look`."""
         return self._since >= self._wait and len(self._rows) == ROWS
 
     def look(
@@ -167,8 +171,6 @@ class Cutting:
         if self.depth and not was:
             self._reads, self._extra = 0, []
         self._wait = EVERY if self.depth != was else min(2 * self._wait, PATIENCE)
-        if self.depth:
-            self._wait = min(self._wait, 4 * EVERY)
 
     def verify_ms(self, curve: list[tuple[int, float]], depth: int) -> list[float]:
         """V(0..depth): a round's cost without its head steps."""

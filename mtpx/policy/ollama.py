@@ -110,7 +110,7 @@ class OllamaDepth:
             fresh.cost.restore(state["cost"])
             fresh.selected = int(state["selected"])
             fresh.interval = int(state["interval"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise PolicyError("this is not the state of the policy 'ollama'") from error
         if not 0 <= fresh.selected <= 64 or not FIRST_INTERVAL <= fresh.interval <= LAST_INTERVAL:
             raise PolicyError("the stored state of the policy 'ollama' leaves its range")

@@ -1,4 +1,5 @@
-"""`python -m mtpx.simulate --overhead`: host time of the loop, with and without a trace, in µs a round."""
+"""`python -m mtpx.simulate --overhead`: host time of the loop, with and without a trace, and of the adaptive
+policy alone, in µs a round."""
 
 from __future__ import annotations
 
@@ -9,15 +10,56 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mtpx.backend import FloatArray
 from mtpx.decode import Request, decode
-from mtpx.policy import FixedDepth
+from mtpx.policy import Batch, FixedDepth
+from mtpx.policy.adaptive import AdaptiveDepth
+from mtpx.round import Round
 from mtpx.sampling import Sampling
 from mtpx.simulate.engine import SimulatedEngine
+from mtpx.simulate.light import play
 from mtpx.simulate.regime import Regime
+from mtpx.simulate.scenario import Scenario
 from mtpx.trace.writer import TraceWriter
 
 BAR_US = 100
 """What loop, policy and trace may cost a round: a round on a real device takes 10 ms and more."""
+
+
+POLICY_BAR_US = 50
+"""Of which the adaptive policy."""
+
+
+class TimedPolicy(AdaptiveDepth):
+    """The adaptive policy, its own time taken: `ns`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ns = 0
+
+    def propose(self, batch: Batch) -> int:
+        start = time.thread_time_ns()
+        depth = super().propose(batch)
+        self.ns += time.thread_time_ns() - start
+        return depth
+
+    def verify(self, confidence: FloatArray) -> list[int]:
+        start = time.thread_time_ns()
+        depths = super().verify(confidence)
+        self.ns += time.thread_time_ns() - start
+        return depths
+
+    def observe(self, round: Round) -> None:
+        start = time.thread_time_ns()
+        super().observe(round)
+        self.ns += time.thread_time_ns() - start
+
+
+def policy_us(rounds: int, scenario: Scenario) -> float:
+    """µs a round of the adaptive policy's own calls in this scenario."""
+    policy = TimedPolicy()
+    play(policy, scenario, rounds=rounds)
+    return policy.ns / rounds / 1000
 
 
 class Timed:
@@ -78,6 +120,16 @@ def main() -> None:
             print(
                 f"depth {depth}: {bare:.1f} µs a round, {traced:.1f} µs with a trace (bar {BAR_US} µs)"
             )
+    cutting = Scenario(
+        name="with cuts",
+        acceptance=[0.5] * 4,
+        cost_ms={1: [10.0, 13.0, 16.0, 19.0, 22.0]},
+        spread=1.0,
+    )
+    deep = Scenario(name="a head of eight", acceptance=[0.9] * 8, noise=0.02, transition=1.15)
+    for scenario in (Scenario(name="a head of four", noise=0.02), deep, cutting):
+        us = policy_us(rounds, scenario)
+        print(f"adaptive policy, {scenario.name}: {us:.1f} µs a round (bar {POLICY_BAR_US} µs)")
 
 
 if __name__ == "__main__":
