@@ -25,6 +25,7 @@ from mtpx.checkpoint import open_checkpoint
 from mtpx.errors import PolicyError, PromptError, SamplingError
 from mtpx.generation import Generation, Progress, Prompt, Stream
 from mtpx.policy import FixedDepth
+from mtpx.policy.learning import Learning
 from mtpx.round import Round
 from mtpx.sampling import Sampling
 from mtpx.text import ChatTemplate, Tokenizer, load_tokenizer
@@ -32,7 +33,7 @@ from mtpx.trace.runs import run_record
 from mtpx.trace.writer import TraceWriter
 
 Message = Mapping[str, str]
-Depth = int | Literal["off"] | None
+Depth = int | Literal["off", "auto"] | None
 
 DEFAULT_DEPTH = 1
 """Drafts a round unless told otherwise: the second row of a forward is the one that is nearly free
@@ -55,13 +56,15 @@ def load(
     extra: Mapping[str, str] | None = None,
     progress: Progress | None = None,
     offline: bool = False,
+    warn: Callable[[str], None] | None = None,
 ) -> Model:
     """Load a pack by name or folder (default: the last one used, else the embedded one).
 
     `device`: "auto", "cpu", "cuda", "cuda:1", ...; `threads`: host threads; `context`: tokens to make
     room for; `extra`: settings of the backend; `progress(done, total)` in bytes, while weights are
-    fetched or checked; `offline` refuses to fetch. Raises `PackError` and `BackendError`, before
-    anything is fetched where it can.
+    fetched or checked; `offline` refuses to fetch; `warn` takes a sentence about what is done without
+    (what a policy learned before and cannot use, a folder that cannot be written). Raises `PackError`
+    and `BackendError`, before anything is fetched where it can.
     """
     name = packs.default_name() if pack is None else pack
     packs.find(name)
@@ -83,7 +86,7 @@ def load(
     template = _template(tokenizer)
     engine = chosen.load(resolved, options)
     packs.remember(name)
-    return Model(resolved, engine, tokenizer, end_ids, template)
+    return Model(resolved, engine, tokenizer, end_ids, template, warn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +109,12 @@ class Model:
         tokenizer: Tokenizer,
         end_ids: frozenset[int],
         template: ChatTemplate | None,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
         self.pack, self.engine, self.tokenizer = pack, engine, tokenizer
         self.end_ids, self.template = end_ids, template
+        costs = pack.manifest.prior_costs if pack.manifest else []
+        self._learning = Learning(engine.info, costs, warn)
 
     def __enter__(self) -> Self:
         return self
@@ -175,7 +181,8 @@ class Model:
         `prompt`: a question (put into the chat template, after `system`), a list of messages, with
         `raw` text to continue, or token ids as `encode` makes them. `sampling` replaces the pack's
         defaults; `parameters` set single fields of it (temperature, top_p, logprobs, ...). `seed`: 0 to
-        2^64 - 1; `None` draws one where it matters. `depth`: drafts a round, "off" for a plain run.
+        2^64 - 1; `None` draws one where it matters. `depth`: drafts a round, "off" for a plain run,
+        "auto" for the adaptive policy, which learns from answer to answer and keeps what it learned.
         `stop`: text to end before, one or several. `trace`: a file for the run's trace. `session`,
         `reuse` and `before_close`: see `Stream`; `mtpx.session` is what uses them.
 
@@ -192,6 +199,7 @@ class Model:
         elif not 0 <= seed < SEEDS:
             raise SamplingError(f"seed must be from 0 to {SEEDS - 1}, got {seed}")
         drafts, why_plain = self._depth(depth, chosen)
+        policy = self._learning.policy if drafts == "auto" else FixedDepth(drafts)
         tokens = self._tokens(prompt, system, raw)
         room = self.engine.info.context_limit - len(tokens)
         if room < 1:
@@ -199,7 +207,6 @@ class Model:
                 f"the prompt has {len(tokens)} tokens, {1 - room} more than fit in the context of "
                 f"{self.engine.info.context_limit} with room for an answer"
             )
-        policy = FixedDepth(drafts)
         request = Prompt(
             tokens=tokens,
             sampling=chosen,
@@ -228,6 +235,7 @@ class Model:
             session=session,
             reuse=reuse,
             before_close=before_close,
+            on_end=self._learning.save if drafts == "auto" else None,
         )
 
     def _tokens(
@@ -263,7 +271,7 @@ class Model:
             )
         return chosen
 
-    def _depth(self, depth: Depth, sampling: Sampling) -> tuple[int, str]:
+    def _depth(self, depth: Depth, sampling: Sampling) -> tuple[int | Literal["auto"], str]:
         """The depth to run at, and why speculation does not run, if it does not."""
         limit = self.engine.info.head_depth_limit
         if depth == "off" or depth == 0:
@@ -274,15 +282,23 @@ class Model:
                     f"{self.pack.name} has no MTP head, so nothing can be drafted; use depth off"
                 )
             return 0, "the pack has no MTP head"
-        wanted = min(DEFAULT_DEPTH, limit) if depth is None else depth
+        parked = "log-probabilities were asked for" if sampling.logprobs is not None else ""
+        if depth == "auto":
+            return "auto", parked
+        wanted = self._default_depth() if depth is None else depth
         if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 0:
-            raise PolicyError(f"depth must be a number of drafts or off, got {depth!r}")
+            raise PolicyError(f"depth must be a number of drafts, off or auto, got {depth!r}")
         if wanted > limit:
             raise PolicyError(
                 f"depth {wanted} is beyond this head's limit of {limit} drafts a round"
             )
-        parked = "log-probabilities were asked for" if sampling.logprobs is not None else ""
         return wanted, parked
+
+    def _default_depth(self) -> int:
+        """What the pack recommends, as far as this engine goes."""
+        manifest = self.pack.manifest
+        told = DEFAULT_DEPTH if manifest is None or manifest.depth is None else manifest.depth
+        return min(told, self.engine.info.head_depth_limit)
 
 
 def _template(tokenizer: Tokenizer) -> ChatTemplate | None:

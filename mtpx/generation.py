@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 
@@ -65,7 +65,7 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
     - `rounds`: target forwards. `accepted_per_position`: see `Position`; empty without drafts.
     - `stop`: "end", "length" (the token budget), "context" (it is full), "stop" (a stop string),
       "interrupt" (Ctrl-C, or nobody asked for more) or "error".
-    - `depth` asked for; `speculation`: "on", or why it did not run.
+    - `depth` asked for, a number or "auto"; `speculation`: "on", or why it did not run.
     - `pack`, `backend`, `device`, `seed`, `sampling`.
     - `looped`: the text repeats itself. `logprobs` where asked for, one a token.
     """
@@ -80,7 +80,7 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
     rounds: int
     accepted_per_position: list[Position]
     stop: Stop
-    depth: int
+    depth: int | Literal["auto"]
     speculation: str
     pack: str
     backend: str
@@ -96,20 +96,25 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request as it goes in. `depth` 0 is a plain run; `budget` the most tokens delivered; `stop`
-    strings are not empty; `ignore_eos` goes on after one of `end_ids`; `why_plain` is the reason
-    speculation does not run, if it does not."""
+    """A request as it goes in. `depth` 0 is a plain run, "auto" leaves it to the policy; `budget` the
+    most tokens delivered; `stop` strings are not empty; `ignore_eos` goes on after one of `end_ids`;
+    `why_plain` is the reason speculation does not run, if it does not."""
 
     tokens: list[int]
     sampling: Sampling
     seed: int
     budget: int
-    depth: int
+    depth: int | Literal["auto"]
     end_ids: frozenset[int]
     stop: Sequence[str] = ()
     ignore_eos: bool = False
     why_plain: str = ""
     request: int = 0
+
+    @property
+    def head(self) -> bool:
+        """Whether the head runs along, be it only to stay level."""
+        return self.depth != 0
 
 
 class Stream:
@@ -118,8 +123,8 @@ class Stream:
     `on_prefill(done, total)` in tokens; `on_round` sees every round; `trace` takes the records, with
     the texts of prompt and answer if `trace_text`, and is closed at the end. `session` and `reuse` go
     to `Engine.open`; `before_close` is called with the slot at the end, unless an error was that
-    (what it holds may be kept for another answer). Raises what the engine,
-    the policy and the callbacks raise; Ctrl-C passes through. Rounds that were delivered are kept in
+    (what it holds may be kept for another answer), `on_end` last of all. Raises what the engine, the
+    policy and the callbacks raise; Ctrl-C passes through. Rounds that were delivered are kept in
     `result` then; the one being computed is not.
     """
 
@@ -137,6 +142,7 @@ class Stream:
         session: int = 0,
         reuse: object | None = None,
         before_close: Callable[[Slot], None] | None = None,
+        on_end: Callable[[], None] | None = None,
         clock: Clock = time.perf_counter_ns,
     ) -> None:
         self._engine, self._tokenizer, self._policy = engine, tokenizer, policy
@@ -144,6 +150,7 @@ class Stream:
         self._trace, self._trace_text = trace, trace_text
         self._on_prefill, self._on_round = on_prefill, on_round
         self._session, self._reuse, self._before_close = session, reuse, before_close
+        self._on_end = on_end
         self._clock = clock
         self._detokenizer = Detokenizer(tokenizer, prompt.stop)
         self._slot: Slot | None = None
@@ -233,7 +240,7 @@ class Stream:
             prompt.seed,
             request=prompt.request,
             end_ids=frozenset() if prompt.ignore_eos else prompt.end_ids,
-            head=prompt.depth > 0,
+            head=prompt.head,
             session=self._session,
             reuse=self._reuse,
         )
@@ -252,7 +259,7 @@ class Stream:
             slot,
             prompt.sampling,
             prompt.budget,
-            parked=prompt.why_plain if prompt.depth > 0 else "",
+            parked=prompt.why_plain if prompt.head else "",
         )
         return self._request
 
@@ -306,6 +313,8 @@ class Stream:
     def _leave(self) -> None:
         """The trace's last records; then everything is let go of, whatever went wrong before."""
         with ExitStack() as last:
+            if self._on_end is not None:
+                last.callback(self._on_end)
             if self._trace is not None:
                 last.callback(self._trace.close)
             if self._slot is not None:
@@ -325,7 +334,7 @@ class Stream:
             text = self._tokenizer.decode(prompt.tokens, skip_special=False)
         return RequestRecord(
             id=prompt.request,
-            mode="mtp" if prompt.depth > 0 else "plain",
+            mode="mtp" if prompt.head else "plain",
             prompt_tokens=len(prompt.tokens),
             prompt_sha256=token_digest(prompt.tokens),
             max_tokens=prompt.budget,
@@ -334,7 +343,7 @@ class Stream:
             prefill_ms=self._prefill_ms,
             session=self._session,
             parked=prompt.why_plain,
-            depth=prompt.depth,
+            depth=None if prompt.depth == "auto" else prompt.depth,
             ignore_eos=prompt.ignore_eos,
             text=text,
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from mtpx_cli.terminal import is_terminal
+from mtpx_cli.terminal import complain, is_terminal
 
 if TYPE_CHECKING:
     from mtpx.api import Model
@@ -102,6 +102,7 @@ def load_model(pack: str | None, engine: EngineArguments, *, quiet: bool) -> Mod
             threads=engine.threads,
             context=engine.context,
             extra=engine.settings,
+            warn=None if quiet else complain,
             progress=report,
         )
 

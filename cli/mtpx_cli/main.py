@@ -18,6 +18,9 @@ COMMANDS = {
     "config": ("mtpx_cli.config", "config", "Show settings and where they come from."),
     "completion": ("mtpx_cli.completion", "completion", "Print a shell's completion script."),
     "trace": ("mtpx_cli.trace", "trace", "Read what runs recorded."),
+    "policy": ("mtpx_cli.policy", "policy", "Compare depth policies; see what was learned."),
+    "measure": ("mtpx_cli.measure", "measure", "Measure this machine's cost table."),
+    "plan": ("mtpx_cli.plan", "plan", "Show which depth a cost table calls for, and why."),
 }
 """Name → module, attribute, help line. The line stands here so that `mtpx --help` imports nothing."""
 

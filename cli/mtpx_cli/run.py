@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 class DepthParam(click.ParamType[int | str]):
-    """A number of drafts a round, or "off"."""
+    """A number of drafts a round, "off", or "auto"."""
 
     name = "depth"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | str:
-        if value == "off":
-            return "off"
+        if value in ("off", "auto"):
+            return str(value)
         try:
             depth = int(value)
         except ValueError:
             depth = -1
         if depth < 0:
-            self.fail(f"{value!r} is neither a number of drafts nor off", param, ctx)
+            self.fail(f"{value!r} is neither a number of drafts nor off or auto", param, ctx)
         return depth
 
 
@@ -40,7 +40,7 @@ class DepthParam(click.ParamType[int | str]):
 @click.option("--system", metavar="TEXT", help="System prompt.")
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
 @click.option("--max-tokens", type=int, default=512, show_default=True, help="Most tokens.")
-@click.option("--depth", type=DepthParam(), metavar="N|off", help="Drafts a round; off is plain.")
+@click.option("--depth", type=DepthParam(), metavar="N|off|auto", help="Drafts a round.")
 @click.option("--temperature", type=float, metavar="T", help="0 is greedy.")
 @click.option("--top-p", type=float, metavar="P", help="The likeliest tokens of mass P; 1 is off.")
 @click.option("--top-k", type=int, metavar="K", help="The K likeliest tokens; 0 is off.")
@@ -117,7 +117,7 @@ def run(
             raw=raw,
             max_tokens=max_tokens,
             seed=seed,
-            depth=depth,  # type: ignore[arg-type]  # a str here is "off"
+            depth=depth,  # type: ignore[arg-type]  # a str here is off or auto
             stop=stop,
             ignore_eos=ignore_eos,
             trace=_trace(trace, trace_text),

@@ -99,7 +99,8 @@ def save(policy: DepthPolicy, info: EngineInfo, env: Environment | None = None) 
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data)
     except OSError as error:
-        raise PolicyError(f"cannot keep what the policy learned in {path}: {error}") from error
+        why = error.strerror or error
+        raise PolicyError(f"cannot keep what the policy learned in {path}: {why}") from error
     return path
 
 
@@ -127,7 +128,7 @@ def read(path: Path) -> Saved | None:
         if path.stat().st_size > LARGEST:
             raise PolicyError(f"{path} is too large to be a policy's state")
         data = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise PolicyError(f"cannot read {path}: {error.strerror}") from error
