@@ -224,9 +224,9 @@ def test_a_greedy_answer_is_the_same_at_any_depth(model: Model, depth: Any) -> N
     ("depth", "sentence"),
     [
         (5, "depth 5 is beyond this head's limit of 4"),
-        (-1, "depth must be a number of drafts or off"),
-        (True, "depth must be a number of drafts or off"),
-        ("2", "depth must be a number of drafts or off"),
+        (-1, "depth must be a number of drafts, off or auto"),
+        (True, "depth must be a number of drafts, off or auto"),
+        ("2", "depth must be a number of drafts, off or auto"),
     ],
 )
 def test_a_depth_the_head_does_not_have_is_one_sentence(
