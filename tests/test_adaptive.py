@@ -136,6 +136,16 @@ def test_a_dip_behind_a_wall_is_found() -> None:
     assert np.bincount(depths[100:]).argmax() == 3
 
 
+def test_a_dip_between_two_timed_depths_is_found_in_time() -> None:
+    hidden = regime(
+        acceptance=[0.39, 0.34, 0.27, 0.29, 0.27],
+        cost_ms={1: [10.0, 13.9, 19.0, 10.3, 14.5, 10.4]},
+        draft_ms=0.5,
+    )
+    depths = play(AdaptiveDepth(), hidden, rounds=3000).depths
+    assert np.bincount(depths[2000:]).argmax() == 3
+
+
 def test_a_dead_head_is_given_up_and_asked_again_now_and_then() -> None:
     dead = regime(acceptance=[0.0, 0.0, 0.0])
     depths = play(AdaptiveDepth(), dead, rounds=2000).depths

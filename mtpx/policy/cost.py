@@ -125,6 +125,11 @@ class MeasuredCosts:
     def advance(self, rounds: int = 1) -> None:
         self._now += rounds
 
+    @property
+    def rounds(self) -> int:
+        """Rounds that have passed since this was made."""
+        return self._now
+
     def measured(self, depth: int) -> bool:
         """Whether this depth has a sample that is not doubted."""
         found = self.depths.get(depth)

@@ -94,7 +94,8 @@ class Cutting:
             if self._reads == READS:
                 self.read_ms = max(0.0, sorted(self._extra)[READS // 2])
             return None
-        return ms - self.read_ms
+        left = ms - self.read_ms
+        return left if left > 0.0 else None
 
     def cut(self, ms: float, drafted: int, verified: int, expected: float | None) -> float | None:
         """A clean round that was cut: the time of a full round at `verified`, or `None` if that cannot

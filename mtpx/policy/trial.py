@@ -1,8 +1,9 @@
 """Trying another depth: which one is worth asking about, and for how long.
 
 A depth is worth a trial if its optimistic value beats the selected depth's: committed tokens `Z` deviations
-up, and a cost that is the measured one `Z` deviations down, or, where none was measured, half-way
-between the straight line and the cheapest round seen anywhere. Among those, the most gain for what it
+up, and a cost that is the measured one `Z` deviations down, or, where none was measured, between the
+straight line and the cheapest round seen anywhere: half-way at first, nearer to the latter with time.
+Among those, the most gain for what it
 is expected to lose.
 """
 
@@ -18,6 +19,10 @@ Z = 1.3
 
 WORTHWHILE = 1.01
 """Optimistic value, relative to the selected depth's, below which nothing is tried."""
+
+TRUST_HALVES, LEAST_TRUST = 500.0, 0.1
+"""How much of the straight line over the cheapest round is believed of a depth that was never timed: half,
+and half of that every so many rounds, so that a dip between two timed depths is found in time."""
 
 SHORTEST, LONGEST = 2, 32
 """Rounds of a trial: a change of shape and a sample at least."""
@@ -89,6 +94,7 @@ def choose(
     `rates`, `errors` (k,): acceptance and its variance; `tokens` (k + 1,): expected tokens."""
     curve = [(d, ms) for d, ms in costs.curve() if costs.measured(d)]
     floor = min(ms for _, ms in curve)
+    trust = max(LEAST_TRUST, 0.5 ** (1.0 + costs.rounds / TRUST_HALVES))
     own_ms = interpolate(curve, selected)
     value = tokens[selected] / own_ms
     high = optimistic_tokens(rates, errors, Z, known=selected)
@@ -99,9 +105,8 @@ def choose(
         if depth == selected or (known and not measured_too):
             continue
         ms = interpolate(curve, depth)
-        low = (
-            ms * max(0.6, 1.0 - Z * costs.deviation(depth)) if known else floor + (ms - floor) / 2.0
-        )
+        own = ms * max(0.6, 1.0 - Z * costs.deviation(depth)) if known else 0.0
+        low = own or floor + (ms - floor) * trust
         gain = high[depth] / low / value
         if gain < WORTHWHILE:
             continue
