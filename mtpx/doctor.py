@@ -138,7 +138,8 @@ def examine(
     **options: Any,
 ) -> Report:
     """Look at everything. `load` makes the model that a few tokens are tried with (`options` are
-    those of `Model.stream`); nothing is tried without it, or while weights are not here. `context`: tokens to make room for."""
+    those of `Model.stream`); nothing is tried without it, or while weights are not here.
+    `context`: tokens to make room for."""
     name = packs.default_name() if pack is None else pack
     state = _pack(name, context)
     running = None

@@ -36,7 +36,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str | None = None
     threads: Count | None = None
     context: Annotated[int, msgspec.Meta(ge=2)] | None = None
-    depth: Annotated[int, msgspec.Meta(ge=0)] | Literal["off"] | None = None
+    depth: Annotated[int, msgspec.Meta(ge=0)] | Literal["off", "auto"] | None = None
     max_tokens: Count | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -68,7 +68,7 @@ DEFAULTS: dict[str, str] = {
     "device": "auto",
     "threads": "the backend's choice",
     "context": "the backend's choice",
-    "depth": "the default policy",
+    "depth": "what the pack recommends, else 1",
     "max_tokens": "the command's",
     **dict.fromkeys(SAMPLING, "the pack's"),
     "system": "none",
@@ -201,7 +201,7 @@ def _converted(name: str, value: object, where: str, *, strict: bool) -> Any:
         return getattr(msgspec.convert({name: value}, Settings, strict=strict), name)
     except msgspec.ValidationError as error:
         said = re.sub(r" - at `\$[^`]*`$", "", str(error))
-        want = {"depth": "a number of drafts or off", "thinking": "on or off"}.get(name, said)
+        want = {"depth": "a number of drafts, off or auto", "thinking": "on or off"}.get(name, said)
         raise SettingsError(f"{where}: {name} cannot be {value!r}: {want}") from None
 
 

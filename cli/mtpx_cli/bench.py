@@ -178,6 +178,10 @@ def bench(
 ) -> None:
     """Time PACK with its MTP head and, with --plain-baseline, without it: does MTP pay?
 
+    \b
+    mtpx bench --plain-baseline
+    mtpx bench smollm2-135m --plain-baseline --depths 1,2 --suite code
+
     Every prompt is decoded in blocks of four runs, plain, MTP, MTP, plain or the other way round. The
     sample size is fixed before the first one. PACK is the last one used unless given.
     """

@@ -29,7 +29,7 @@ MAX_TOKENS = 2048
 @click.argument("pack", required=False, metavar="[PACK|DIR]", shell_complete=complete_pack)
 @click.option("--system", default="", metavar="TEXT", help="System prompt.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=MAX_TOKENS, show_default=True)
-@click.option("--depth", type=DepthParam(), metavar="N|off", help="Drafts a round; off is plain.")
+@click.option("--depth", type=DepthParam(), metavar="N|off|auto", help="Drafts a round.")
 @click.option("--temperature", type=float, metavar="T", help="0 is greedy.")
 @click.option("--top-p", type=float, metavar="P", help="The likeliest tokens of mass P; 1 is off.")
 @click.option("--top-k", type=int, metavar="K", help="The K likeliest tokens; 0 is off.")
@@ -143,7 +143,7 @@ def _choices(
 
     return Choices(
         max_tokens=max_tokens,
-        depth=depth,  # type: ignore[arg-type]  # a str here is "off"
+        depth=depth,  # type: ignore[arg-type]  # a str here is off or auto
         sampling={name: value for name, value in sampling.items() if value is not None},
         seed=seed,
         thinking=None if thinking is None else thinking == "on",

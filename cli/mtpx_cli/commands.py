@@ -12,6 +12,7 @@ import click
 from mtpx_cli.conversing import Chat, Leave, speculation, turn_line
 
 if TYPE_CHECKING:
+    from mtpx.api import Depth
     from mtpx.session import Turn
 
 
@@ -105,26 +106,31 @@ def _stats(chat: Chat, argument: str) -> None:
 
 
 def _depth(chat: Chat, argument: str) -> None:
-    from mtpx.errors import PolicyError
-
     if argument:
-        if argument != "off" and not argument.isdecimal():
-            raise PolicyError(
-                f"depth is a number of drafts a round, or off; got {_short(argument)}"
-            )
-        depth = 0 if argument == "off" else int(argument)
-        limit = chat.session.model.engine.info.head_depth_limit
-        if depth > limit:
-            raise PolicyError(
-                f"depth {depth} is beyond this head's limit of {limit} drafts a round"
-                if limit
-                else "this model has no MTP head, so nothing can be drafted"
-            )
-        chat.choices.depth = depth or "off"
+        chat.choices.depth = _chosen_depth(chat, argument)
     chosen = chat.choices.depth
-    said = "the default" if chosen is None else chosen
+    said = "as the pack recommends, else 1" if chosen is None else chosen
     did = f"; the last answer: {speculation(chat.last)}" if chat.last and not argument else ""
     chat.say(f"depth {said}{did}")
+
+
+def _chosen_depth(chat: Chat, argument: str) -> Depth:
+    from mtpx.errors import PolicyError
+
+    if argument in ("off", "0"):
+        return "off"
+    if argument != "auto" and not argument.isdecimal():
+        raise PolicyError(
+            f"depth is a number of drafts a round, off or auto; got {_short(argument)}"
+        )
+    limit = chat.session.model.engine.info.head_depth_limit
+    if limit == 0:
+        raise PolicyError("this model has no MTP head, so nothing can be drafted")
+    if argument == "auto":
+        return "auto"
+    if int(argument) > limit:
+        raise PolicyError(f"depth {argument} is beyond this head's limit of {limit} drafts a round")
+    return int(argument)
 
 
 def _set(chat: Chat, argument: str) -> None:
@@ -228,7 +234,7 @@ COMMANDS = {
         Command("/edit [TEXT]", "change the last question and ask it again", _edit),
         Command("/system [TEXT|off]", "show or set the system prompt", _system),
         Command("/stats", "what runs, and how well", _stats),
-        Command("/depth [N|off]", "drafts a round; off decodes plain", _depth),
+        Command("/depth [N|off|auto]", "drafts a round; off decodes plain, auto learns", _depth),
         Command("/set [NAME VALUE]", "temperature 0.7, top_p, max_tokens, seed, ...", _set),
         Command("/save FILE", "write the conversation as JSON", _save),
         Command("/load FILE", "go on with a conversation from a file", _load),

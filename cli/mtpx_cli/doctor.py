@@ -23,7 +23,7 @@ UNWELL = 1
 
 @click.command()
 @click.argument("pack", required=False, metavar="[PACK|DIR]", shell_complete=complete_pack)
-@click.option("--depth", type=DepthParam(), metavar="N|off", help="Drafts a round; off is plain.")
+@click.option("--depth", type=DepthParam(), metavar="N|off|auto", help="Drafts a round.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, on one line.")
 @engine_options
 @click.pass_context
@@ -53,9 +53,7 @@ def doctor(
     def load(name: str) -> Model:
         return load_model(name, engine, quiet=True)
 
-    found = examine(
-        pack, load=load, context=engine.context, settings_error=trouble, depth=depth
-    )
+    found = examine(pack, load=load, context=engine.context, settings_error=trouble, depth=depth)
     if as_json:
         import msgspec
 
