@@ -3,8 +3,7 @@
 A depth is worth a trial if its optimistic value beats the selected depth's: committed tokens `Z` deviations
 up, and a cost that is the measured one `Z` deviations down, or, where none was measured, between the
 straight line and the cheapest round seen anywhere: half-way at first, nearer to the latter with time.
-Among those, the most gain for what it
-is expected to lose.
+Among those, the most gain for what it is expected to lose.
 """
 
 from __future__ import annotations
