@@ -142,6 +142,13 @@ def test_several_runs_are_reported_one_by_one_and_it_says_so(tmp_path: Path) -> 
     assert "nothing is pooled across them" in text
 
 
+def test_runs_of_different_packs_are_said_to_be(tmp_path: Path) -> None:
+    a = written(tmp_path / "a.jsonl", small_trace())
+    b = written(tmp_path / "b.jsonl", [run_record(pack="other"), *small_trace()[1:]])
+    assert "of different packs and cannot be compared: other, tiny" in said(report(a, b))
+    assert "different packs" not in said(report(a, a))
+
+
 def test_skipped_lines_are_said(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(SMALL + b"what?\n" + SMALL[:50])

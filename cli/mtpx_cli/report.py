@@ -34,6 +34,10 @@ def draw_report(summary: Summary) -> Iterable[RenderableType]:
         yield from _footer(file)
     if several:
         yield Text("Runs are reported one by one; nothing is pooled across them.", style="dim")
+    packs = {run.run.pack for file in summary.files for run in file.runs if run.run}
+    if len(packs) > 1:
+        names = ", ".join(clean(pack) for pack in sorted(packs))
+        yield Text(f"They are of different packs and cannot be compared: {names}.", style="yellow")
 
 
 def _footer(file: FileSummary) -> Iterable[RenderableType]:

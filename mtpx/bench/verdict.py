@@ -134,6 +134,11 @@ def verdicts(
     arms: dict[str, list[Block]] = {}
     for block in blocks:
         arms.setdefault(block.arm, []).append(block)
+    if len(arms) > 1:
+        # A block cut before its other arm began, in a trace without a design: it may be any arm's.
+        nameless = arms.pop("", [])
+        for members in arms.values():
+            members += nameless
     judged = [_look(members, margin, resamples, looks) for members in arms.values()]
     noisy = next((v for v in judged if v.null_control and not v.null_control.quiet), None)
     if noisy is None:
@@ -175,7 +180,7 @@ def judge(
     and for blocks of several arms.
     """
     check_margin(margin)
-    arms = {block.arm for block in blocks}
+    arms = {block.arm for block in blocks if block.arm}
     if len(arms) > 1:
         raise BenchError(f"a verdict is about one arm, got blocks of {', '.join(sorted(arms))}")
     arm = arms.pop() if arms else ""

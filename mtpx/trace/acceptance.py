@@ -43,29 +43,27 @@ class AcceptanceTally:
     """Counts by position, one slot's round at a time."""
 
     def __init__(self) -> None:
-        self._judged: list[int] = []
-        self._verified: list[int] = []
-        self._accepted: list[int] = []
+        self._seen: dict[tuple[int, int, int], int] = {}
 
     def add(self, slot: SlotRound) -> None:
         """Count one slot whose numbers are consistent (0 ≤ accepted ≤ verified)."""
-        judged = slot.judged
-        # After an accepted end the fate of later drafts is unknown, after a rejection it is known.
-        known = slot.verified if judged > slot.accepted else judged
-        for counts, upto in (
-            (self._verified, known),
-            (self._judged, judged),
-            (self._accepted, slot.accepted),
-        ):
-            counts.extend([0] * (slot.verified - len(counts)))
-            for j in range(upto):
-                counts[j] += 1
+        # There are few different outcomes and many rounds: positions are gone through at the end.
+        key = (slot.verified, slot.judged, slot.accepted)
+        self._seen[key] = self._seen.get(key, 0) + 1
 
     def positions(self) -> list[PositionAcceptance]:
+        deepest = max((verified for verified, _, _ in self._seen), default=0)
+        known_at, judged_at, accepted_at = ([0] * deepest for _ in range(3))
+        for (verified, judged, accepted), n in self._seen.items():
+            # After an accepted end the fate of later drafts is unknown, after a rejection it is known.
+            known = verified if judged > accepted else judged
+            for counts, upto in ((known_at, known), (judged_at, judged), (accepted_at, accepted)):
+                for j in range(upto):
+                    counts[j] += n
         return [
             PositionAcceptance(j + 1, proportion(accepted, judged), proportion(accepted, verified))
             for j, (accepted, judged, verified) in enumerate(
-                zip(self._accepted, self._judged, self._verified, strict=True)
+                zip(accepted_at, judged_at, known_at, strict=True)
             )
         ]
 

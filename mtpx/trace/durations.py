@@ -33,7 +33,7 @@ class Durations:
         self.count += 1
         self.total += ms
         self._ms.append(ms)
-        self._where.append(where)
+        self._where.append(where if where < 1 << 63 else -1)
         if len(self._ms) > EXACT:
             self._fold()
 

@@ -109,10 +109,9 @@ class _Kind:
         self.ms = Durations()
         self.full = Durations()
         self.steady = Durations()
-        self.settled = Durations()
-        self.parts: dict[str, list[float]] = {
-            name: [0.0, 0.0] for name in ("draft", "verify", "host")
-        }
+        self.settled = 0
+        self.settled_ms = 0.0
+        self.draft, self.verify, self.host = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
 
     def add(self, round: Round, tokens: int, valid: bool) -> None:
         self.count += 1
@@ -124,16 +123,16 @@ class _Kind:
         ms = round.round_ms
         self.ms.add(ms)
         if not round.compiled_now:
-            self.steady.add(ms, min(round.index, 2**63 - 1))
-        for name, part in (
-            ("draft", round.draft_ms),
-            ("verify", round.verify_ms),
-            ("host", round.host_ms),
-        ):
-            if part is not None:
-                entry = self.parts[name]
-                entry[0] += part
-                entry[1] += ms
+            self.steady.add(ms, round.index)
+        if round.draft_ms is not None:
+            self.draft[0] += round.draft_ms
+            self.draft[1] += ms
+        if round.verify_ms is not None:
+            self.verify[0] += round.verify_ms
+            self.verify[1] += ms
+        if round.host_ms is not None:
+            self.host[0] += round.host_ms
+            self.host[1] += ms
         if round.compiled_now:
             return
         excluded = round.decision.excluded if round.decision else ""
@@ -143,13 +142,10 @@ class _Kind:
         for slot in round.slots:
             if slot.verified != depth or slot.drafted != depth:
                 return
-        self.settled.add(ms)
+        self.settled += 1
+        self.settled_ms += ms
         if excluded not in UNCLEAN:
             self.full.add(ms)
-
-    def share(self, name: str) -> float | None:
-        part, whole = self.parts[name]
-        return part / whole if whole else None
 
     @property
     def full_cost(self) -> float | None:
@@ -201,9 +197,9 @@ class RoundsTally:
             compiled_now=kind.compiled_now,
             round_ms=spread(kind.ms),
             total_ms=kind.ms.total,
-            draft_share=kind.share("draft"),
-            verify_share=kind.share("verify"),
-            host_share=kind.share("host"),
+            draft_share=_share(kind.draft),
+            verify_share=_share(kind.verify),
+            host_share=_share(kind.host),
             tokens_per_round=kind.tokens / kind.slots if kind.slots else None,
             full_rounds=kind.full.count,
             full_cost_ms=cost,
@@ -274,8 +270,8 @@ class RoundsTally:
             median = kind.full.median
             if key.width != width or median is None:
                 continue
-            typical += median * kind.settled.count
-            actual += kind.settled.total
+            typical += median * kind.settled
+            actual += kind.settled_ms
             if key.depth == 0 and (key.mode == "plain") != (source == "plain runs"):
                 continue
             if kind.full.count > found.get(key.depth, (0, 0.0))[0]:
@@ -303,6 +299,11 @@ class RoundsTally:
             if median is not None:
                 slow, first = kind.steady.above(STALL_FACTOR * median)
                 anomalies.add("stall", first, slow)
+
+
+def _share(part_of: list[float]) -> float | None:
+    part, whole = part_of
+    return part / whole if whole else None
 
 
 def spread(times: Durations) -> Spread | None:
