@@ -182,7 +182,7 @@ def test_a_plan_that_misses_leaves_with_status_one(
     path.write_text(table.render().replace("verify_ms = 1", "verify_ms = 2"))
     done = mtpx("plan", "--check", "-q")
     assert done.status == 1
-    assert "does not hold" in done.out
+    assert "does not hold: a round takes -" in " ".join(done.out.split())
 
 
 def test_a_table_of_another_machine_is_not_checked(mtpx: Command, loaded: Model) -> None:
@@ -235,3 +235,13 @@ def test_progress_goes_to_standard_error_in_tenths(mtpx: Command, loaded: Model)
     lines = done.err.splitlines()
     assert 2 <= len(lines) <= 12
     assert "of 24" in lines[-1]
+
+
+def test_a_busy_machine_is_told_beside_its_table(mtpx: Command, loaded: Model) -> None:
+    noisy = Regime(acceptance=REGIME.acceptance, cost_ms=REGIME.cost_ms, noise=0.4)
+    loaded.engine.machine.regime = noisy
+    assert "the machine was busy" in mtpx("measure", "--context", "512", "-q").out
+
+
+def test_a_quiet_machine_is_not_called_busy(mtpx: Command, loaded: Model) -> None:
+    assert "busy" not in mtpx("measure", "--context", "512", "-q").out

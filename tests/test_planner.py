@@ -219,7 +219,7 @@ def test_a_sequence_without_drafts_takes_no_base_row() -> None:
 
 def test_drafts_already_made_are_paid_for() -> None:
     # Alone, a second draft is not worth its head step; once it is there, only its row is to be paid.
-    costs = table({1: [10.0, 10.0, 10.2]}, draft=8.0)
+    costs = table({1: [10.0, 10.0, 13.0]}, draft=8.0)
     calibration = by_position(0.7)
     assert propose_depth(costs, calibration, 1, 0.0, 8, objective="speed").depth < 2
     assert sequence_depths(costs, calibration, [[]], [2], 2, 2, 0.0, objective="speed") == [2]

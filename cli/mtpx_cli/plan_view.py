@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 NO_CALIBRATION = "no calibration of this head yet: `mtpx measure --calibrate` makes one"
 
 
+BUSY = 1.5
+"""p90 over p10 of plain rounds above which the machine was doing something else as well."""
+
+
 def draw_table(costs: CostTable, calibration: Calibration | None) -> Iterable[RenderableType]:
     """Every cell in ms, tok/s, J and tok/J; the best depths of each width marked."""
     from mtpx.policy.planner import propose_depth
@@ -53,6 +57,12 @@ def draw_table(costs: CostTable, calibration: Calibration | None) -> Iterable[Re
             dash = notes.dash(left.reason)
             rows.append([str(left.k), dash, *[""] * 6])
         joule = f"J ({costs.rail})" if costs.rail else "J"
+        plain = next(cell for cell in costs.cells if (cell.n, cell.k) == (n, 0))
+        if plain.p10_ms and plain.p90_ms and plain.p90_ms > BUSY * plain.p10_ms:
+            notes.dash(
+                f"the machine was busy: a plain round took {number(plain.p10_ms)} to "
+                f"{number(plain.p90_ms)} ms; measure again when it is not"
+            )
         columns = ["depth", "ms", "p10–p90", "of it draft", "tok/s", joule, "tok/J", ""]
         yield indented(table(columns, rows))
     if notes.lines():
@@ -171,7 +181,16 @@ def draw_check(found: PlanCheck) -> Iterable[RenderableType]:
     ]
     yield heading(f"The plan against {found.rounds} rounds of prompts it was not fitted on")
     yield indented(table(["", "tok/s", "tokens a round", "ms a round"], rows))
-    said = "holds" if found.holds else "does not hold"
+    said = "holds" if found.holds else f"does not hold: {_off(found)}"
     yield indented(
-        f"Measured is {found.difference:+.1%} of predicted; the plan {said} (within {percent(WITHIN)})."
+        f"Measured speed is {found.difference:+.1%} off, {percent(WITHIN)} is allowed; the plan {said}."
     )
+
+
+def _off(found: PlanCheck) -> str:
+    """Which of its two halves the plan is wrong about."""
+    tokens = found.measured_tokens / found.predicted_tokens - 1.0
+    ms = found.measured_ms / found.predicted_ms - 1.0
+    if abs(ms) >= abs(tokens):
+        return f"a round takes {ms:+.0%}; was the machine busy, then or now? `mtpx measure` asks it again"
+    return f"a round commits {tokens:+.0%}; these texts are not those the head was calibrated on"
