@@ -417,3 +417,16 @@ def test_a_confidence_that_is_not_a_number_is_refused() -> None:
 def test_confidences_and_counts_of_different_batches_are_refused() -> None:
     with pytest.raises(PolicyError, match="2 sequences"):
         sequence_depths(FREE, by_confidence(), [[-0.1], [-0.1]], [1], 1, 2, 0.0)
+
+
+def test_a_total_may_fall_where_the_base_rows_became_surer() -> None:
+    # Why the test above holds the total fixed. Three sequences, one of them without drafts; odd
+    # totals are dear, so the choice is between 2 and 4 rows, and 4 pays only just.
+    costs = table({3: [1.0, 10.0, 5.71]}, draft=1e-9)
+    calibration = by_confidence([0.2, 0.5, 0.9, *[0.95] * 7])
+    unsure, half, sure, surest = -5.0, -3.0, -1.5, -0.7
+    counts = [2, 2, 0]
+    before = [[half, unsure], [surest, surest], []]
+    raised = [[sure, unsure], [surest, surest], []]
+    assert sequence_depths(costs, calibration, before, counts, 2, 4, 0.5) == [2, 2, 0]
+    assert sequence_depths(costs, calibration, raised, counts, 2, 4, 0.5) == [1, 1, 0]
