@@ -23,7 +23,6 @@ from mtpx.checkpoint import open_checkpoint
 from mtpx.errors import MtpxError
 from mtpx.hardware import cpu_name
 from mtpx.memory import host_memory, need
-from mtpx.settings import settings_file
 from mtpx.trace.runs import version
 
 if TYPE_CHECKING:
@@ -255,7 +254,7 @@ def _places() -> dict[str, Place]:
         "weights": _place(paths.weights_dir()),
         "traces": _place(paths.traces_dir()),
         "state": _place(paths.state_dir()),
-        "settings": _place(settings_file().parent),
+        "settings": _place(paths.config_dir()),
         "python": Place(sys.prefix, os.access(sys.prefix, os.W_OK)),
     }
 

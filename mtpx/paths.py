@@ -42,6 +42,11 @@ def config_dir(env: Environment | None = None) -> Path:
     return platformdirs.user_config_path("mtpx", appauthor=False)
 
 
+def settings_file(env: Environment | None = None) -> Path:
+    """What a person set (`mtpx.settings`)."""
+    return config_dir(env) / "config.toml"
+
+
 def weights_dir(env: Environment | None = None) -> Path:
     """Fetched weights: one folder a pack and digest."""
     return cache_dir(env) / "weights"

@@ -20,8 +20,6 @@ from mtpx import paths
 from mtpx.config import Environment
 from mtpx.errors import MtpxError, SettingsError
 
-FILE = "config.toml"
-
 LIMIT = 1 << 20
 """Bytes. Settings are a page of text; what is larger is something else under the name."""
 
@@ -100,14 +98,10 @@ class Found:
     source: str
 
 
-def settings_file(env: Environment | None = None) -> Path:
-    return paths.config_dir(env) / FILE
-
-
 def load(env: Environment | None = None) -> dict[str, Found]:
     """What is set, by name. Raises `SettingsError` when the file or a variable cannot be used."""
     env = env or Environment.from_environ()
-    path = settings_file(env)
+    path = paths.settings_file(env)
     found = _from_file(path) | _from_environment(env.settings)
     _check_sampling(found)
     return found

@@ -14,17 +14,19 @@ from mtpx import settings
 from mtpx.config import Environment
 from mtpx.errors import SettingsError
 
+FILE = "config.toml"
+
 
 def load(folder: Path, text: str | bytes = "", **variables: str) -> dict[str, settings.Found]:
     data = text.encode() if isinstance(text, str) else text
-    (folder / settings.FILE).write_bytes(data)
+    (folder / FILE).write_bytes(data)
     return settings.load(Environment(config_dir=folder, settings=variables))
 
 
 def refused(folder: Path, text: str | bytes = "", **variables: str) -> str:
     with pytest.raises(SettingsError) as error:
         load(folder, text, **variables)
-    return str(error.value).removeprefix(str(folder / settings.FILE))
+    return str(error.value).removeprefix(str(folder / FILE))
 
 
 def test_without_a_file_nothing_is_set(tmp_path: Path) -> None:
@@ -33,7 +35,7 @@ def test_without_a_file_nothing_is_set(tmp_path: Path) -> None:
 
 def test_a_value_in_the_file_knows_its_line(tmp_path: Path) -> None:
     found = load(tmp_path, '# mine\nmax-tokens = 9\ndepth = "off"\n')
-    path = tmp_path / settings.FILE
+    path = tmp_path / FILE
     assert found == {
         "max_tokens": settings.Found(9, f"{path}, line 2"),
         "depth": settings.Found("off", f"{path}, line 3"),
@@ -75,7 +77,7 @@ def test_what_is_wrong_in_the_environment_is_said_with_its_name(tmp_path: Path) 
 
 
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
-    (tmp_path / settings.FILE).mkdir()
+    (tmp_path / FILE).mkdir()
     with pytest.raises(SettingsError, match="cannot be read: Is a directory"):
         settings.load(Environment(config_dir=tmp_path))
 
@@ -100,7 +102,7 @@ def test_every_setting_has_a_default_in_words() -> None:
 def file(own_folders: Path) -> Path:
     folder = own_folders / "config"
     folder.mkdir(exist_ok=True)
-    return folder / settings.FILE
+    return folder / FILE
 
 
 def test_a_flag_wins_over_everything(

@@ -26,9 +26,9 @@ def config(as_json: bool, only_path: bool) -> None:
     depth = "off"
     system = "You answer in one sentence."
     """
-    from mtpx import settings
+    from mtpx import paths, settings
 
-    path = settings.settings_file()
+    path = paths.settings_file()
     if only_path:
         say(str(path))
         return

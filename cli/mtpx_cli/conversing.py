@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mtpx_cli.live import Status, Writer, ctrl_c_stops, silent_keys
-from mtpx_cli.run import figure
+from mtpx_cli.run import accepted, pace
 from mtpx_cli.terminal import complain, note
 
 if TYPE_CHECKING:
@@ -195,14 +195,7 @@ class Chat:
 
 def turn_line(result: Generation, context: int) -> str:
     """The quiet line under an answer."""
-    parts = [f"{result.tokens} token{'' if result.tokens == 1 else 's'}"]
-    if result.tok_s is not None:
-        parts.append(f"{figure(result.tok_s)} tok/s")
-    if (ms := result.ttft_ms) is not None:
-        parts.append(
-            f"first token {figure(ms)} ms" if ms < 1000 else f"first token {ms / 1e3:.2f} s"
-        )
-    parts.append(speculation(result))
+    parts = [*pace(result), speculation(result)]
     endings = {
         "length": "stopped at max-tokens",
         "context": f"the context of {context} tokens is full",
@@ -221,8 +214,5 @@ def speculation(result: Generation) -> str:
         return f"plain: {result.speculation}"
     if not any(p.reached for p in result.accepted_per_position):
         return "nothing was drafted"
-    rates = " ".join(
-        "–" if p.rate is None else f"{p.rate:.2f}" for p in result.accepted_per_position
-    )
     per_round = result.tokens / result.rounds
-    return f"depth {result.depth}, accepted {rates}, {per_round:.2f} tokens a round"
+    return f"depth {result.depth}, accepted {accepted(result)}, {per_round:.2f} tokens a round"

@@ -17,9 +17,12 @@ class Defaults(Mapping[str, Any]):
     """
 
     def __getitem__(self, command: str) -> dict[str, Any]:
+        if not self._any:
+            return {}  # without a look at numpy, so that `--help` is quick
         from mtpx.settings import APPLIES
 
-        return {name: self._values[name] for name in APPLIES[command] if name in self._values}
+        takes = APPLIES.get(command, ())
+        return {name: self._values[name] for name in takes if name in self._values}
 
     def __iter__(self) -> Iterator[str]:
         from mtpx.settings import APPLIES
@@ -30,6 +33,18 @@ class Defaults(Mapping[str, Any]):
         from mtpx.settings import APPLIES
 
         return len(APPLIES)
+
+    @cached_property
+    def _any(self) -> bool:
+        """Whether there may be something set."""
+        from mtpx.config import Environment
+        from mtpx.paths import settings_file
+
+        env = Environment.from_environ()
+        try:
+            return bool(env.settings) or settings_file(env).exists()
+        except OSError:
+            return True  # `require_settings` says what is wrong with it
 
     @cached_property
     def _values(self) -> dict[str, Any]:

@@ -231,13 +231,13 @@ def _print(stream: Stream, as_json: bool, line: PrefillLine) -> bool:
 
 def _shown(piece: str) -> str:
     """A model may write escape sequences; a terminal must not obey them."""
-    if not is_terminal(sys.stdout):
-        return piece
-    return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in piece)
+    from mtpx_cli.flow import safe
+
+    return safe(piece) if is_terminal(sys.stdout) else piece
 
 
-def summary(result: Generation, context: int) -> str:
-    """The line under an answer."""
+def pace(result: Generation) -> list[str]:
+    """How much came and how fast, as the parts of a line."""
     parts = [f"{result.tokens} token{'' if result.tokens == 1 else 's'}"]
     if result.tok_s is not None:
         parts.append(f"{figure(result.tok_s)} tok/s")
@@ -245,13 +245,22 @@ def summary(result: Generation, context: int) -> str:
         parts.append(
             f"first token {figure(ms)} ms" if ms < 1000 else f"first token {ms / 1e3:.2f} s"
         )
+    return parts
+
+
+def accepted(result: Generation) -> str:
+    """Acceptance at each draft position, a dash where none was judged."""
+    rates = ("–" if p.rate is None else f"{p.rate:.2f}" for p in result.accepted_per_position)
+    return " ".join(rates) or "–"
+
+
+def summary(result: Generation, context: int) -> str:
+    """The line under an answer."""
+    parts = pace(result)
     if result.speculation != "on":
         parts.append(f"plain: {result.speculation}")
     else:
-        rates = " ".join(
-            "–" if p.rate is None else f"{p.rate:.2f}" for p in result.accepted_per_position
-        )
-        parts.append(f"depth {result.depth}, accepted {rates or '–'}")
+        parts.append(f"depth {result.depth}, accepted {accepted(result)}")
     endings = {
         "length": "stopped at --max-tokens",
         "context": f"the context of {context} tokens is full",
