@@ -36,7 +36,7 @@ def save(path: str | os.PathLike[str], system: str, turns: list[Turn], *, pack: 
     """Write the conversation; returns the file's path. A file that is there is replaced only if it
     holds a conversation. Raises `PromptError` when it cannot be written."""
     to = _expanded(path)
-    if to.exists():
+    if os.path.exists(to):  # noqa: PTH110 - Path's raises for names no file can have
         try:
             load(to)
         except PromptError:
