@@ -108,7 +108,8 @@ def test_a_report_fits_its_terminal(tmp_path: Path, columns: int) -> None:
 
 
 def test_a_narrow_terminal_loses_no_word_of_a_report(tmp_path: Path) -> None:
-    path = written(tmp_path / "t.jsonl", [*bench_trace(), *small_trace()])
+    slow = [run_record(), request(0), *(a_round(i, slot(1, 1), ms=2345.6 + i) for i in range(9))]
+    path = written(tmp_path / "t.jsonl", [*bench_trace(), *small_trace(), *slow])
     wide, narrow = (report(path, COLUMNS=columns).output for columns in ("100", "80"))
     assert set(narrow.split()) >= {word for word in wide.split() if "─" not in word}
 

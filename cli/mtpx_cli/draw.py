@@ -21,6 +21,10 @@ WIDEST = 100
 """Columns. Wider lines are harder to read, and tables do not need them."""
 
 
+LONGEST_CELL = 11
+"""Characters of a number or a word that are never broken; ten columns of them would not fit."""
+
+
 def console() -> Console:
     """Standard output: colours only on a terminal and without NO_COLOR, at most 100 columns."""
     from rich.console import Console
@@ -92,13 +96,13 @@ def table(
     )
     for i, column in enumerate(columns):
         wordy = i < left or i >= len(columns) - trailing
-        whole = [column, *([] if wordy else (row[i] for row in rows))]
+        words = column.split() if wordy else [*column.split(), *(row[i] for row in rows)]
         drawn.add_column(
             column,
             justify="left" if wordy else "right",
             overflow="fold",
-            vertical="top" if trailing else "bottom",
-            min_width=max((len(word) for text in whole for word in text.split()), default=1),
+            vertical="top" if trailing or not any(columns) else "bottom",
+            min_width=min(LONGEST_CELL, max(map(len, words), default=1)),
         )
     for row in rows:
         drawn.add_row(*row)
