@@ -111,7 +111,7 @@ def _what_ran(run: RunSummary, notes: Notes) -> Iterable[RenderableType]:
                 stops,
             ]
         )
-    columns = ["arm", "requests", "tokens", "tok/s", "TTFT ms", "tok / round", "accepted", "ended"]
+    columns = ["arm", "requests", "tokens", "tok/s", "TTFT ms", "tok /\nround", "accepted", "ended"]
     yield table(columns, rows, trailing=1)
     yield from _roofline(run, notes)
     for arm in run.arms:
@@ -168,9 +168,9 @@ def _rounds(run: RunSummary, notes: Notes) -> Iterable[RenderableType]:
         "ms",
         "p10–p90",
         "d/v/h %",
-        "tok / round",
-        "full ms",
-        "× plain",
+        "tok /\nround",
+        "full\nms",
+        "×\nplain",
     ]
     yield table(columns, [_rounds_row(row, wide, notes) for row in run.rounds], left=2)
     yield Text(
@@ -257,12 +257,12 @@ def _break_even(run: RunSummary, notes: Notes) -> Iterable[RenderableType]:
     columns = [
         "depth",
         *(["width"] if wide else []),
-        "cost × plain",
-        "tok / round",
+        "cost\n× plain",
+        "tok /\nround",
         "break-even",
         "measured",
         "margin",
-        "speed × plain",
+        "speed\n× plain",
     ]
     yield table(columns, rows)
     sources = sorted({entry.cost_from for entry in run.break_even if entry.cost_from})

@@ -119,7 +119,7 @@ def hindsight(run: RunSummary, notes: Notes) -> Iterable[RenderableType]:
         ]
         for s in found.depths
     ]
-    yield table(["fixed depth", "ms", "tok / round", "tok/s"], rows)
+    yield table(["fixed depth", "ms", "tok /\nround", "tok/s"], rows)
     if any(s.interpolated for s in found.depths):
         yield Text("~ not run at this depth: between its neighbours.", style="dim")
     oracle = found.oracle_tokens_per_s
