@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,13 @@ from command import mtpx
 from package_index import index, running
 
 __all__ = ["embedded_weights", "index", "mtpx", "own_folders", "running", "tiny_pack"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c() -> None:
+    """A shell starts background jobs with SIGINT ignored, and children inherit that: tests that press
+    Ctrl-C must not depend on how the suite was started."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
