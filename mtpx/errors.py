@@ -6,7 +6,13 @@ The command line prints it as one line and exits with status 2; anything else th
 
 
 class MtpxError(Exception):
-    """Something the person at the keyboard can act on."""
+    """Something the person at the keyboard can act on.
+
+    Told on one line: names out of damaged files may hold line breaks and escape sequences.
+    """
+
+    def __str__(self) -> str:
+        return "".join(c if c.isprintable() else " " for c in super().__str__())
 
 
 class PackError(MtpxError):

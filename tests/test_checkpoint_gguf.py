@@ -309,6 +309,7 @@ def test_version_2_reads_like_version_3(small: Path, tmp_path: Path) -> None:
 )
 @example(edits=[(8, b"\xff" * 8)], cut=None)
 @example(edits=[(16, b"\xff" * 8)], cut=None)
+@example(edits=[(595, b"\n")], cut=None)  # a line break in a tensor's name
 def test_a_mutated_file_gives_a_checkpoint_or_a_pack_error(
     small: Path, tmp_path: Path, edits: list[tuple[int, bytes]], cut: int | None
 ) -> None:
