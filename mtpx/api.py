@@ -10,7 +10,9 @@ with mtpx.load("smollm2-135m") as model:
 
 from __future__ import annotations
 
+import gc
 import secrets
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,6 +116,7 @@ class Model:
         self.pack, self.engine, self.tokenizer = pack, engine, tokenizer
         self.end_ids, self.template = end_ids, template
         costs = pack.manifest.prior_costs if pack.manifest else []
+        self._last: weakref.ref[Stream] | None = None
         self._learning = Learning(engine.info, costs, warn)
 
     def __enter__(self) -> Self:
@@ -223,7 +226,11 @@ class Model:
         if to is not None:
             writer = TraceWriter(to.path, warn=to.warn)
             writer.write(run_record(self.engine.info, policy, command=to.command))
-        return Stream(
+        if self._last is not None and self._last() is not None:
+            # Whoever broke out of a loop has dropped its answer, but a generator and its frame hold
+            # each other until they are collected; an answer somebody still holds stays open.
+            gc.collect()
+        stream = Stream(
             self.engine,
             self.tokenizer,
             policy,
@@ -237,6 +244,8 @@ class Model:
             before_close=before_close,
             on_end=self._learning.save if drafts == "auto" else None,
         )
+        self._last = weakref.ref(stream)
+        return stream
 
     def _tokens(
         self, prompt: str | Sequence[Message] | Sequence[int], system: str | None, raw: bool

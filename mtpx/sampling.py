@@ -27,6 +27,10 @@ USE_DRAFT, USE_ACCEPT, USE_COMMIT = 0, 1, 2
 """What a uniform is for: drawing a draft, judging it, drawing the round's last token."""
 
 
+COLDEST = 1e-4
+"""Below it logits divided by the temperature overflow; what is meant is greedy."""
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How tokens are drawn. Temperature 0 is greedy: the argmax after penalties.
 
@@ -49,10 +53,14 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         _check("temperature", self.temperature, 0.0, 100.0)
+        if 0.0 < self.temperature < COLDEST:
+            raise SamplingError(
+                f"temperature must be 0 (greedy) or at least {COLDEST:g}, got {self.temperature:g}"
+            )
         _check("top-p", self.top_p, 0.0, 1.0, low_open=True)
         _check("top-k", self.top_k, 0, 2**31 - 1)
         _check("min-p", self.min_p, 0.0, 1.0)
-        _check("repeat-penalty", self.repeat_penalty, 0.0, 100.0, low_open=True)
+        _check("repeat-penalty", self.repeat_penalty, 0.01, 100.0)
         _check("presence-penalty", self.presence_penalty, -100.0, 100.0)
         _check("frequency-penalty", self.frequency_penalty, -100.0, 100.0)
         if self.logprobs is not None:

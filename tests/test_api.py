@@ -171,7 +171,7 @@ def test_a_model_without_a_template_takes_text_only(model: Model) -> None:
         ({"top_k": 1.5}, "Expected `int`, got `float`"),
         ({"top_k": 10**400}, "top-k must be .* got a huge integer"),
         ({"temperature": "hot"}, "Expected `float`, got `str`"),
-        ({"repeat_penalty": 0.0}, "repeat-penalty must be above 0"),
+        ({"repeat_penalty": 0.0}, "repeat-penalty must be from 0.01"),
         ({"logprobs": 101}, "logprobs must be from 0 to 100"),
         ({"tempreture": 1.0}, "no sampling parameter 'tempreture'; there are frequency_penalty"),
         ({"seed": -1}, "seed must be from 0 to 18446744073709551615, got -1"),
@@ -303,3 +303,17 @@ def test_an_answer_is_json_and_its_text(model: Model) -> None:
     found = model.generate("Hello", max_tokens=4)
     assert str(found) == found.text
     assert json.loads(msgspec.json.encode(found))["tokens"] == found.tokens
+
+
+def test_breaking_out_of_a_stream_leaves_the_model_usable(model: Model) -> None:
+    for _ in model.stream("one two", max_tokens=8, ignore_eos=True):
+        break
+    assert model.generate("one two", max_tokens=3, ignore_eos=True).tokens == 3
+
+
+@pytest.mark.parametrize(("name", "value"), [("temperature", 1e-308), ("repeat_penalty", 5e-324)])
+def test_a_value_that_would_overflow_the_logits_is_refused(
+    model: Model, name: str, value: float
+) -> None:
+    with pytest.raises(SamplingError, match=name.replace("_", "-")):
+        model.generate("one", **{name: value})

@@ -221,7 +221,7 @@ def test_a_figure_keeps_the_digits_that_say_something(value: float, shown: str) 
         (("x", "--top-p", "-1"), "top-p must be above 0 to 1, got -1"),
         (("x", "--top-k", "9" * 400), "top-k must be from 0 to 2.14748e+09, got a huge integer"),
         (("x", "--min-p", "2"), "min-p must be from 0 to 1, got 2"),
-        (("x", "--repeat-penalty", "-inf"), "repeat-penalty must be above 0 to 100, got -inf"),
+        (("x", "--repeat-penalty", "-inf"), "repeat-penalty must be from 0.01 to 100, got -inf"),
         (("x", "--logprobs", "101", "--json"), "logprobs must be from 0 to 100"),
         (("x", "--seed", "-1"), "seed must be from 0 to 18446744073709551615, got -1"),
         (("x", "--seed", str(2**64)), "seed must be from 0"),

@@ -29,11 +29,15 @@ def console() -> Console:
     """Standard output: colours only on a terminal and without NO_COLOR, at most 100 columns."""
     from rich.console import Console
 
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would leave with status 1, which may mean something else
+
     # A terminal that cannot show "×" gets a question mark instead of a traceback.
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")
-    found = Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
+    found = Plain(highlight=False, markup=False, emoji=False, soft_wrap=False)
     found.width = min(found.width, WIDEST)
     return found
 

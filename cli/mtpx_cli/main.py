@@ -116,6 +116,11 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except ReaderGone:
         sys.exit(READER_GONE)
+    except OSError as error:
+        # A full disk under stdout, a folder nobody may look into: sentences, not bugs.
+        where = f"{error.filename}: " if error.filename else ""
+        complain(f"{where}{error.strerror or error}")
+        sys.exit(2)
     except Exception as error:
         from mtpx.errors import MtpxError
 
