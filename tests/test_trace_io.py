@@ -368,3 +368,12 @@ def test_a_loop_the_text_came_out_of_is_no_loop() -> None:
 
 def test_a_period_over_64_is_no_loop() -> None:
     assert not looping(list(range(65)) * 6)
+
+
+def test_a_second_writer_of_the_same_file_is_refused_until_the_first_is_done(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "t.jsonl"
+    with TraceWriter(path), pytest.raises(TraceError, match="another process is writing"):
+        TraceWriter(path)
+    TraceWriter(path).close()

@@ -133,10 +133,32 @@ def _open(path: Path) -> int:
         raise TraceError(
             f"the trace cannot be written to {path}: {why}; name another file"
         ) from error
+    if regular and not _alone(fd):
+        os.close(fd)
+        raise TraceError(
+            f"another process is writing the trace {path}; two in one file could not be told apart: "
+            "name another file"
+        )
     if torn:
         # A killed run left half a line; without this the first record would be lost with it.
         os.write(fd, b"\n")
     return fd
+
+
+def _alone(fd: int) -> bool:
+    """Whether no other writer has this file open; holds it until it is closed. Where the system or
+    the file system has no such locks, nobody can tell, and the answer is yes."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _refuse_or_torn(path: Path) -> bool:
