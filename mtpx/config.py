@@ -9,6 +9,8 @@ Every variable is only another way to set a field; nothing else in mtpx looks at
 | `MTPX_CONFIG_DIR` | where settings live |
 | `MTPX_INDEX_URL`, else `PIP_INDEX_URL` | the package index that wheels come from (PEP 503/691) |
 | `MTPX_` and a setting's name, such as `MTPX_TEMPERATURE` | that setting (`mtpx.settings`) |
+| `NO_COLOR` | no colours on a terminal (no-color.org) |
+| `TERM` | what the terminal can do |
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class Environment:
     config_dir: Path | None = None
     index_url: str | None = None
     settings: dict[str, str] = field(default_factory=dict)
+    no_color: bool = False
+    term: str = "dumb"
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> Environment:
@@ -51,6 +55,8 @@ class Environment:
                 for name, value in env.items()
                 if name.startswith(PREFIX) and name not in OWN and value
             },
+            no_color=bool(env.get("NO_COLOR")),
+            term=env.get("TERM", "dumb"),
         )
 
 

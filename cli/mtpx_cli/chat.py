@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mtpx.config import Environment
 from mtpx_cli.loading import EngineArguments, engine_options, load_model, progress
 from mtpx_cli.names import complete_pack
-from mtpx_cli.run import DepthParam
+from mtpx_cli.run import decoding_options
 from mtpx_cli.terminal import INTERRUPTED, complain, is_terminal, note
 
 if TYPE_CHECKING:
@@ -29,15 +30,7 @@ MAX_TOKENS = 2048
 @click.argument("pack", required=False, metavar="[PACK|DIR]", shell_complete=complete_pack)
 @click.option("--system", default="", metavar="TEXT", help="System prompt.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=MAX_TOKENS, show_default=True)
-@click.option("--depth", type=DepthParam(), metavar="N|off|auto", help="Drafts a round.")
-@click.option("--temperature", type=float, metavar="T", help="0 is greedy.")
-@click.option("--top-p", type=float, metavar="P", help="The likeliest tokens of mass P; 1 is off.")
-@click.option("--top-k", type=int, metavar="K", help="The K likeliest tokens; 0 is off.")
-@click.option("--min-p", type=float, metavar="P", help="From P times the likeliest; 0 is off.")
-@click.option("--repeat-penalty", type=float, metavar="R", help="On all tokens so far; 1 is off.")
-@click.option("--presence-penalty", type=float, metavar="A", help="On the answer's; 0 is off.")
-@click.option("--frequency-penalty", type=float, metavar="A", help="By their count; 0 is off.")
-@click.option("--seed", type=int, help="Default: drawn anew where sampling needs one.")
+@decoding_options
 @click.option(
     "--thinking", type=click.Choice(["on", "off"]), help="Where the model's template knows it."
 )
@@ -85,7 +78,7 @@ def chat(
     require_settings()
     _check(sampling, seed)
     person = is_terminal(sys.stdin) and is_terminal(sys.stdout)
-    smart = person and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    smart = person and Environment.from_environ().term not in ("dumb", "unknown")
     found = _resolved(pack, quiet)
     if not quiet:
         note(_greeting(found, person), dim=True)
@@ -153,9 +146,9 @@ def _choices(
 def _look(quiet: bool) -> Look:
     from mtpx_cli.conversing import Look
 
-    term = os.environ.get("TERM", "dumb")
-    flowing = is_terminal(sys.stdout) and term not in ("dumb", "unknown")
-    return Look(flowing=flowing, styled=flowing and not os.environ.get("NO_COLOR"), quiet=quiet)
+    env = Environment.from_environ()
+    flowing = is_terminal(sys.stdout) and env.term not in ("dumb", "unknown")
+    return Look(flowing=flowing, styled=flowing and not env.no_color, quiet=quiet)
 
 
 def _trace() -> Path:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtpx_cli.loading import EngineArguments, engine_options, load_model
+from mtpx_cli.loading import EngineArguments, F, engine_options, load_model
 from mtpx_cli.terminal import INTERRUPTED, complain, is_terminal, note, say
 
 if TYPE_CHECKING:
@@ -34,21 +34,37 @@ class DepthParam(click.ParamType[int | str]):
         return depth
 
 
+_DECODING = [
+    click.option("--depth", type=DepthParam(), metavar="N|off|auto", help="Drafts a round."),
+    click.option("--temperature", type=float, metavar="T", help="0 is greedy."),
+    click.option(
+        "--top-p", type=float, metavar="P", help="The likeliest tokens of mass P; 1 is off."
+    ),
+    click.option("--top-k", type=int, metavar="K", help="The K likeliest tokens; 0 is off."),
+    click.option("--min-p", type=float, metavar="P", help="From P times the likeliest; 0 is off."),
+    click.option(
+        "--repeat-penalty", type=float, metavar="R", help="On all tokens so far; 1 is off."
+    ),
+    click.option("--presence-penalty", type=float, metavar="A", help="On the answer's; 0 is off."),
+    click.option("--frequency-penalty", type=float, metavar="A", help="By their count; 0 is off."),
+    click.option("--seed", type=int, help="Default: drawn anew where sampling needs one."),
+]
+
+
+def decoding_options(command: F) -> F:
+    """Add how an answer is drawn: depth, sampling and seed, each the pack's or the default unless given."""
+    for option in reversed(_DECODING):
+        command = option(command)
+    return command
+
+
 @click.command()
 @click.argument("prompt", required=False)
 @click.option("--pack", metavar="NAME|DIR", help="Default: the last one used, else the embedded.")
 @click.option("--system", metavar="TEXT", help="System prompt.")
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
 @click.option("--max-tokens", type=int, default=512, show_default=True, help="Most tokens.")
-@click.option("--depth", type=DepthParam(), metavar="N|off|auto", help="Drafts a round.")
-@click.option("--temperature", type=float, metavar="T", help="0 is greedy.")
-@click.option("--top-p", type=float, metavar="P", help="The likeliest tokens of mass P; 1 is off.")
-@click.option("--top-k", type=int, metavar="K", help="The K likeliest tokens; 0 is off.")
-@click.option("--min-p", type=float, metavar="P", help="From P times the likeliest; 0 is off.")
-@click.option("--repeat-penalty", type=float, metavar="R", help="On all tokens so far; 1 is off.")
-@click.option("--presence-penalty", type=float, metavar="A", help="On the answer's; 0 is off.")
-@click.option("--frequency-penalty", type=float, metavar="A", help="By their count; 0 is off.")
-@click.option("--seed", type=int, help="Default: drawn anew where sampling needs one.")
+@decoding_options
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end of the answer.")
 @click.option("--logprobs", type=int, metavar="K", help="Log-probabilities and K rivals (--json).")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import suppress
 from typing import Any
 
 import click
+
+from mtpx.config import Environment
 
 INTERRUPTED, READER_GONE = 130, 141
 """Exit statuses: what a shell reports for a command that SIGINT or SIGPIPE ended."""
@@ -21,7 +22,7 @@ def complain(sentence: str) -> None:
 def note(line: str, **style: Any) -> None:
     """A line on stderr, in this `click.style` on a terminal that wants it (https://no-color.org).
     Where stderr cannot be written there is nobody to tell."""
-    wants = is_terminal(sys.stderr) and not os.environ.get("NO_COLOR")
+    wants = is_terminal(sys.stderr) and not Environment.from_environ().no_color
     with suppress(OSError):
         click.echo(click.style(line, **style) if wants else line, err=True)
 
