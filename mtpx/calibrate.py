@@ -71,10 +71,12 @@ def calibrate(
     return tally.fit(HeadIdentity.of(info), about)
 
 
-def calibrate_traces(paths: Iterable[str | os.PathLike[str]]) -> Calibration:
+def calibrate_traces(
+    paths: Iterable[str | os.PathLike[str]], progress: Report | None = None
+) -> Calibration:
     """The calibration that recorded rounds give, warm-ups left out.
 
-    Raises `PolicyError` where the traces are of different heads, of no head, or hold too few judged
+    `progress(bytes read, of all)`, file by file. Raises `PolicyError` where the traces are of different heads, of no head, or hold too few judged
     drafts, and `TraceError` for what is no trace.
     """
     tally = CalibrationTally()
@@ -84,7 +86,7 @@ def calibrate_traces(paths: Iterable[str | os.PathLike[str]]) -> Calibration:
     for name in names:
         warmups: set[int] = set()
         known = False
-        for record in read(name):
+        for record in read(name, progress=progress):
             if isinstance(record, RunRecord):
                 found = _head_of(record, name)
                 if head is not None and found != head:

@@ -227,6 +227,55 @@ def test_a_newer_minor_schema_is_read(tmp_path: Path) -> None:
     assert len(records) == len(small_trace())
 
 
+LINES = [line + b"\n" for line in SMALL.splitlines()]
+BAD = [
+    b"\n",
+    b"  \n",
+    b"not json\n",
+    b"[1]\n",
+    b'{"type":"round"}\n',
+    b'{"type":"x"}\n',
+    b"\xff\r\n",
+]
+
+
+@given(
+    lines=st.lists(st.sampled_from(LINES + BAD), max_size=30),
+    cut=st.integers(0, 60),
+    block=st.integers(1, 700),
+)
+def test_what_is_read_does_not_depend_on_the_size_of_a_block(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], cut: int, block: int
+) -> None:
+    data = b"".join([LINES[0], *lines])
+    data = data[: max(len(LINES[0]), len(data) - cut)]
+    path = tmp_path_factory.mktemp("read") / "t.jsonl"
+    whole = read_bytes(path, data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mtpx.trace.reader.BLOCK", block)
+        assert read_bytes(path, data) == whole
+
+
+def test_the_line_after_an_overlong_one_keeps_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtpx.trace.reader.LONGEST_LINE", 1000)
+    monkeypatch.setattr("mtpx.trace.reader.BLOCK", 500)
+    data = LINES[0] + b"x" * 5000 + b"\n" + LINES[1] + b"{}\n"
+    _, report = read_bytes(tmp_path / "t.jsonl", data)
+    assert (report.records, report.garbage.lines, report.garbage.first) == (2, 2, 2)
+    _, report = read_bytes(tmp_path / "t.jsonl", data + b"{]\n" + LINES[2][:40])
+    assert (report.garbage.lines, report.torn.first) == (3, 6)
+
+
+def test_reading_tells_how_far_it_is(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(SMALL)
+    list(read(path, progress=lambda done, total: told.append((done, total))))
+    assert told[-1] == (len(SMALL), len(SMALL))
+
+
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="is empty"):
         read_bytes(tmp_path / "t", b"")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 import click
-
-if TYPE_CHECKING:
-    from mtpx.trace.summary import RunSummary
 
 ELSEWHERE = {
     "tail": ("mtpx_cli.tail", "tail"),
@@ -36,6 +34,16 @@ class TraceGroup(click.Group):
         return command
 
 
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def reads_traces(command: F) -> F:
+    """Add --quiet to a command that shows, on stderr, how far it has read when that takes a while."""
+    return click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")(
+        command
+    )
+
+
 @click.group(cls=TraceGroup)
 def trace() -> None:
     """Read what runs recorded."""
@@ -52,14 +60,23 @@ def trace() -> None:
     type=float,
     help="What MTP must gain to pay, as a fraction (default: the run's own, else 0.02).",
 )
-def report(files: tuple[str, ...], as_json: bool, html: Path | None, margin: float | None) -> None:
+@reads_traces
+def report(
+    files: tuple[str, ...], as_json: bool, html: Path | None, margin: float | None, quiet: bool
+) -> None:
     """Report on traces: does MTP pay, what ran, rounds, acceptance, anomalies.
 
     Without FILE, the newest trace in the state directory.
+
+    \b
+    mtpx trace report
+    mtpx trace report --html report.html
     """
     from mtpx.trace.summary import summarise_files
+    from mtpx_cli.loading import progress
 
-    summary = summarise_files(files or (newest(),), margin)
+    with progress("reading", quiet=quiet) as told:
+        summary = summarise_files(files or (newest(),), margin, told)
     if html is not None:
         from mtpx.trace.page import write_page
 
@@ -93,20 +110,28 @@ def report(files: tuple[str, ...], as_json: bool, html: Path | None, margin: flo
     "--draws", type=click.IntRange(1, 1000), default=5, show_default=True, help="Runs to average."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the estimates as JSON, on one line.")
-def replay(file: str | None, names: tuple[str, ...], draws: int, as_json: bool) -> None:
+@reads_traces
+def replay(
+    file: str | None, names: tuple[str, ...], draws: int, as_json: bool, quiet: bool
+) -> None:
     """Estimate what another policy would have delivered on FILE.
 
     It is driven over the recorded costs and acceptances. An estimate: rounds the trace never took come
     from its neighbours. Without FILE, the newest trace in the state directory.
+
+    \b
+    mtpx trace replay --policy 2 --policy adaptive
     """
     from mtpx.bench.policies import policy_named
     from mtpx.trace.reader import read
     from mtpx.trace.recording import recording
     from mtpx.trace.replay import replay as drive
+    from mtpx_cli.loading import progress
 
     for name in names:
         policy_named(name)  # a wrong name is refused before a long trace is read
-    recorded = recording(read(file or newest()))
+    with progress("reading", quiet=quiet) as told:
+        recorded = recording(read(file or newest(), progress=told))
     found = [drive(recorded, partial(policy_named, name), draws=draws) for name in names]
     if as_json:
         import msgspec
@@ -125,14 +150,22 @@ def replay(file: str | None, names: tuple[str, ...], draws: int, as_json: bool) 
 @click.argument("a", type=click.Path())
 @click.argument("b", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON, on one line.")
-def diff(a: str, b: str, as_json: bool) -> None:
+@reads_traces
+def diff(a: str, b: str, as_json: bool, quiet: bool) -> None:
     """Set the last run of trace A beside the last run of trace B.
 
     What differed in what ran, and the numbers side by side. Not a verdict: that takes matched runs.
+
+    \b
+    mtpx trace diff monday.jsonl tuesday.jsonl
     """
     from mtpx.trace.diff import compare
+    from mtpx.trace.summary import summarise_files
+    from mtpx_cli.loading import progress
 
-    found = compare(_last_run(a), _last_run(b))
+    with progress("reading", quiet=quiet) as told:
+        one, other = (file.runs[-1] for file in summarise_files([a, b], progress=told).files)
+    found = compare(one, other)
     if as_json:
         import msgspec
 
@@ -152,33 +185,32 @@ def diff(a: str, b: str, as_json: bool) -> None:
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Where to.  [default: standard output]"
 )
-def export(file: str | None, as_csv: bool, out: Path | None) -> None:
+@reads_traces
+def export(file: str | None, as_csv: bool, out: Path | None, quiet: bool) -> None:
     """Write the rounds of FILE as a table, one row a sequence and round.
 
     Without FILE, the newest trace in the state directory.
+
+    \b
+    mtpx trace export --csv --out rounds.csv
     """
     import sys
 
     from mtpx.errors import TraceError
     from mtpx.trace.export import write_csv
     from mtpx.trace.reader import read
+    from mtpx_cli.loading import progress
 
-    records = read(file or newest())
-    if out is None:
-        write_csv(records, sys.stdout)
-        return
-    try:
-        with out.open("w", newline="", encoding="utf-8") as target:
-            write_csv(records, target)
-    except OSError as error:
-        raise TraceError(f"{out} cannot be written: {error.strerror or error}") from error
-
-
-def _last_run(path: str) -> RunSummary:
-    from mtpx.trace.reader import read
-    from mtpx.trace.summary import summarise
-
-    return summarise(read(path))[-1]
+    with progress("reading", quiet=quiet or out is None) as told:
+        records = read(file or newest(), progress=told)
+        if out is None:
+            write_csv(records, sys.stdout)
+            return
+        try:
+            with out.open("w", newline="", encoding="utf-8") as target:
+                write_csv(records, target)
+        except OSError as error:
+            raise TraceError(f"{out} cannot be written: {error.strerror or error}") from error
 
 
 def newest() -> str:

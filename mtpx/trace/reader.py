@@ -8,7 +8,7 @@ record, and a newer major schema.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,10 @@ from mtpx.trace.schema import SCHEMA, Record, RunRecord
 
 LONGEST_LINE = 16 * 2**20
 """Bytes. No record comes near it; it bounds the memory a file that is not a trace can take."""
+
+BLOCK = 2**18
+"""Bytes read and decoded in one go: some hundred records, which one call decodes a third faster than as
+many calls, and which take some hundred kilobytes."""
 
 GIVE_UP_AFTER = 64 * 2**20
 """Bytes without one record after which a file is not a trace."""
@@ -81,30 +85,37 @@ _header: msgspec.json.Decoder[_Header] = msgspec.json.Decoder(_Header)
 _FAILURES = (msgspec.MsgspecError, ValueError, RecursionError, MtpxError)
 
 
-def read(path: str | os.PathLike[str], report: ReadReport | None = None) -> Iterator[Record]:
+def read(
+    path: str | os.PathLike[str],
+    report: ReadReport | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Record]:
     """The records of the trace at `path`, in file order, read as they are asked for.
 
-    `report`, if given, is filled along the way. Raises `TraceError` when the file cannot be read,
-    holds no record, or was written under a newer major schema.
+    `report`, if given, is filled along the way; `progress(bytes read, of all)`, if given, is called
+    now and then where the size is known (not for a pipe). Raises `TraceError` when the file cannot be
+    read, holds no record, or was written under a newer major schema.
     """
     report = report if report is not None else ReadReport()
     report.path = str(path)
-    seen = 0
-    for number, line, whole in _lines(Path(path)):
-        seen += len(line)
-        if not line.strip():
-            continue
+    seen = number = 0
+    for block, size, whole in _blocks(Path(path)):
+        seen += len(block)
         try:
-            record = _decoder.decode(line)
-        except _FAILURES as error:
-            _classify(report, number, line, whole, error)
-            if not report.records and seen > GIVE_UP_AFTER:
-                break
-            continue
-        if isinstance(record, RunRecord):
-            check_schema(report.path, record.schema)
-        report.records += 1
-        yield record
+            records = _decoder.decode_lines(block)
+        except _FAILURES:
+            records = _one_by_one(report, number, block, whole)
+        # The rest of an overlong line, newline included, is not in its block.
+        number += block.count(b"\n") + (whole and not block.endswith(b"\n"))
+        for record in records:
+            if type(record) is RunRecord:
+                check_schema(report.path, record.schema)
+        report.records += len(records)
+        yield from records
+        if progress is not None and size:
+            progress(seen, max(seen, size))
+        if not report.records and seen > GIVE_UP_AFTER:
+            break
     if not report.records:
         raise TraceError(_not_a_trace(report, seen))
 
@@ -117,20 +128,39 @@ def is_trace(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """(number from 1, line, whether it ended in a newline); an overlong line comes as its start."""
+def _blocks(path: Path) -> Iterator[tuple[bytes, int, bool]]:
+    """(whole lines, the file's size, whether the last one ended in a newline); an overlong line ends its
+    block as its start."""
     try:
         with path.open("rb") as file:
-            number = 0
-            while line := file.readline(LONGEST_LINE):
-                number += 1
-                rest = line
-                while len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
+            size = os.fstat(file.fileno()).st_size
+            while block := file.read(BLOCK):
+                whole = block.endswith(b"\n")
+                if not whole:
                     rest = file.readline(LONGEST_LINE)
-                yield number, line, rest.endswith(b"\n")
+                    block += rest
+                    while len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
+                        rest = file.readline(LONGEST_LINE)
+                    whole = rest.endswith(b"\n")
+                yield block, size, whole
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise TraceError(f"the trace {path} cannot be read: {why}") from error
+
+
+def _one_by_one(report: ReadReport, before: int, block: bytes, whole: bool) -> list[Record]:
+    """The records of a block with a line that is none; `before` lines came before it."""
+    records: list[Record] = []
+    lines = block.split(b"\n")
+    for number, line in enumerate(lines, before + 1):
+        if not line.strip():
+            continue
+        last = number == before + len(lines)
+        try:
+            records.append(_decoder.decode(line))
+        except _FAILURES as error:
+            _classify(report, number, line, whole or not last, error)
+    return records
 
 
 def _classify(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -104,13 +104,17 @@ class Summary(msgspec.Struct):
     version: tuple[int, int] = (1, 0)
 
 
-def summarise_files(paths: Iterable[str], margin: float | None = None) -> Summary:
-    """`summarise` for each trace in `paths`. Raises `TraceError` as `mtpx.trace.reader.read` does."""
+def summarise_files(
+    paths: Iterable[str],
+    margin: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Summary:
+    """`summarise` for each trace in `paths`; `progress(bytes read, of all)`, file by file. Raises `TraceError` as `mtpx.trace.reader.read` does."""
     files = []
     for path in paths:
         report = ReadReport()
         with _collector_paused():
-            runs = summarise(read(path, report), margin)
+            runs = summarise(read(path, report, progress), margin)
         files.append(FileSummary(report.path, report.records, report.warnings(), runs))
     return Summary(files)
 
