@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from mtpx.errors import PackError
 from mtpx.heads import (
     FAMILIES,
     HeadContract,
+    TrunkSizes,
     check_draft_vocab,
     check_tensors,
     declared,
@@ -22,15 +24,7 @@ from mtpx.heads import (
 )
 
 LLAMA = FAMILIES["llama-mtp"].contract
-SMOLLM2 = {
-    "hidden": 576,
-    "heads": 9,
-    "kv_heads": 3,
-    "head_dim": 64,
-    "ffn": 1536,
-    "vocab": 49152,
-    "trunk_layers": 30,
-}
+SMOLLM2 = TrunkSizes(hidden=576, heads=9, kv_heads=3, head_dim=64, ffn=1536, vocab=49152, layers=30)
 HEAD = Path(__file__).parents[1] / "packs/mtpx_packs/smollm2-135m/head.safetensors"
 
 
@@ -42,11 +36,11 @@ def shapes_of_the_embedded_head() -> dict[str, list[int]]:
 
 
 def test_the_embedded_head_fits_its_trunk() -> None:
-    check_tensors(shapes_of_the_embedded_head(), expected_tensors(LLAMA, **SMOLLM2))
+    check_tensors(shapes_of_the_embedded_head(), expected_tensors(LLAMA, SMOLLM2))
 
 
 def test_a_head_for_another_trunk_names_every_tensor_that_does_not_fit() -> None:
-    expected = expected_tensors(LLAMA, **{**SMOLLM2, "hidden": 640})
+    expected = expected_tensors(LLAMA, replace(SMOLLM2, hidden=640))
     with pytest.raises(PackError, match="does not fit the trunk") as error:
         check_tensors(shapes_of_the_embedded_head(), expected)
     assert "mtp.fc.weight is 576×1152 instead of 640×1280" in str(error.value)
@@ -58,13 +52,13 @@ def test_missing_and_unexpected_tensors_are_listed_by_name() -> None:
     del found["mtp.norm.weight"]
     found["mtp.surprise"] = [1]
     with pytest.raises(PackError) as error:
-        check_tensors(found, expected_tensors(LLAMA, **SMOLLM2))
+        check_tensors(found, expected_tensors(LLAMA, SMOLLM2))
     assert "missing: mtp.norm.weight" in str(error.value)
     assert "not in its contract: mtp.surprise" in str(error.value)
 
 
 def test_an_optional_tensor_may_be_absent_but_not_misshapen() -> None:
-    expected = expected_tensors(LLAMA, **SMOLLM2)
+    expected = expected_tensors(LLAMA, SMOLLM2)
     found = shapes_of_the_embedded_head()
     optional = ["mtp.draft_vocab"]
     check_tensors({k: v for k, v in found.items() if k not in optional}, expected, optional)
@@ -77,19 +71,19 @@ def test_a_head_of_two_layers_is_refused_and_said_to_have_two() -> None:
     with pytest.raises(PackError, match=r"has 2 layers; heads of one layer run today"):
         require_wired(two)
     with pytest.raises(PackError, match=r"has 2 layers; heads of one layer run today"):
-        expected_tensors(two, **SMOLLM2)
+        expected_tensors(two, SMOLLM2)
 
 
 def test_a_block_of_another_kind_has_no_expected_tensors() -> None:
     with pytest.raises(PackError, match="'mamba' is not wired"):
-        expected_tensors(msgspec.structs.replace(LLAMA, block="mamba"), **SMOLLM2)
+        expected_tensors(msgspec.structs.replace(LLAMA, block="mamba"), SMOLLM2)
 
 
 def test_own_matrices_have_the_vocabularys_size() -> None:
     own = declared(
         {"family": "llama-mtp", "shared_output": False, "tensors": {"output": "lm_head.weight"}}
     )
-    assert expected_tensors(own, **SMOLLM2)["mtp.lm_head.weight"] == (49152, 576)
+    assert expected_tensors(own, SMOLLM2)["mtp.lm_head.weight"] == (49152, 576)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -107,7 +101,7 @@ def test_a_recognised_family_is_refused_with_what_is_known(name: str) -> None:
         require_wired(family.contract)
     assert family.known in str(error.value)
     with pytest.raises(PackError, match="not wired"):
-        expected_tensors(family.contract, **SMOLLM2)
+        expected_tensors(family.contract, SMOLLM2)
 
 
 def test_the_llama_head_is_wired() -> None:
@@ -158,7 +152,7 @@ def test_a_contract_that_cannot_be_is_refused_and_the_field_named(
 def test_an_empty_tensor_name_takes_the_role_out() -> None:
     contract = declared({"family": "llama-mtp", "tensors": {"draft_vocab": ""}})
     assert not contract.has("draft_vocab")
-    assert "mtp.draft_vocab" not in expected_tensors(contract, **SMOLLM2)
+    assert "mtp.draft_vocab" not in expected_tensors(contract, SMOLLM2)
 
 
 @given(st.sets(st.integers(0, 999), min_size=1, max_size=50))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from mtpx.heads import HeadContract, declared, expected_tensors
+from mtpx.heads import HeadContract, TrunkSizes, declared, expected_tensors
 from mtpx.packs import Pack
 
 SIZES: dict[str, Any] = {
@@ -60,13 +60,15 @@ def save_head(
     heads = config["num_attention_heads"]
     shapes = expected_tensors(
         wiring,
-        hidden=config["hidden_size"],
-        heads=heads,
-        kv_heads=config["num_key_value_heads"],
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        ffn=config["intermediate_size"],
-        vocab=config["vocab_size"],
-        trunk_layers=config["num_hidden_layers"],
+        TrunkSizes(
+            hidden=config["hidden_size"],
+            heads=heads,
+            kv_heads=config["num_key_value_heads"],
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            ffn=config["intermediate_size"],
+            vocab=config["vocab_size"],
+            layers=config["num_hidden_layers"],
+        ),
     )
     tensors = {}
     for name, shape in shapes.items():

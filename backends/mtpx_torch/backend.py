@@ -159,7 +159,7 @@ def _head(pack: Pack, checkpoint: Checkpoint, trunk: Trunk, product: str) -> Hea
 
     if pack.contract is None or pack.head is None:
         return None
-    require_wired(pack.contract)
+    require_wired(pack.contract, "torch")
     tensors, _ = read_safetensors(pack.head)
     if not tensors:
         raise PackError(f"{pack.head} holds no tensors")

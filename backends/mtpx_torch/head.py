@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mtpx.checkpoint import integers
-from mtpx.heads import check_draft_vocab, check_tensors, expected_tensors
+from mtpx.heads import TrunkSizes, check_draft_vocab, check_tensors, expected_tensors
 from mtpx_torch.block import Block, Norm
 from mtpx_torch.cache import KVCache, Span
 from mtpx_torch.embedding import Embedding
@@ -92,13 +92,15 @@ def load_head(
         {name: tensor.shape for name, tensor in tensors.items()},
         expected_tensors(
             contract,
-            hidden=config.hidden,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            ffn=config.ffn,
-            vocab=config.vocab,
-            trunk_layers=config.layers,
+            TrunkSizes(
+                hidden=config.hidden,
+                heads=config.heads,
+                kv_heads=config.kv_heads,
+                head_dim=config.head_dim,
+                ffn=config.ffn,
+                vocab=config.vocab,
+                layers=config.layers,
+            ),
         ),
     )
     reader = WeightReader(tensors, config, dtype, trunk.device, contract.norm_offset)

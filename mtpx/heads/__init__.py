@@ -8,22 +8,29 @@ with what is known about it.
 
 from __future__ import annotations
 
+from mtpx.heads.blocks import Shape
 from mtpx.heads.contract import FAR_DEPTH, RECYCLED_DEPTH_LIMIT, HeadContract, Role
 from mtpx.heads.declare import declared
-from mtpx.heads.families import FAMILIES, Family, require_wired
-from mtpx.heads.tensors import Shape, check_draft_vocab, check_tensors, expected_tensors
+from mtpx.heads.families import FAMILIES, Family, require_wired, runs_on
+from mtpx.heads.tensors import check_draft_vocab, check_tensors, expected_tensors
+from mtpx.heads.trunk import Experts, TrunkSizes, sizes_from_config, text_config
 
 __all__ = [
     "FAMILIES",
     "FAR_DEPTH",
     "RECYCLED_DEPTH_LIMIT",
+    "Experts",
     "Family",
     "HeadContract",
     "Role",
     "Shape",
+    "TrunkSizes",
     "check_draft_vocab",
     "check_tensors",
     "declared",
     "expected_tensors",
     "require_wired",
+    "runs_on",
+    "sizes_from_config",
+    "text_config",
 ]

@@ -41,9 +41,10 @@ class HeadContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `hidden`: the target hidden state fed is taken "after" or "before" the target's final norm.
     - `recycled`: what a step deeper is fed, "after" or "before" the head's final norm;
       `None` where nothing is recycled, or where it is not known.
-    - `zero_first_embedding`: the embedding at position 0 is replaced by zeros.
+    - `zero_first_embedding`: the embedding of pair 0 is replaced by zeros.
+    - `positions`: pair k sits at a position that "running" counts up with k, or at a "constant" one.
     - `shared_embedding`, `shared_output`: the trunk's matrices serve the head.
-    - `block`: what a layer is ("llama": attention and SwiGLU, pre-norm, no biases).
+    - `block`: what a layer is (see `mtpx.heads.blocks`).
     - `draft_depth_limit`: the deepest depth the head may be asked for, 1 to 64.
     """
 
@@ -57,6 +58,7 @@ class HeadContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layers: int = 1
     norm_offset: Literal[0, 1] = 0
     zero_first_embedding: bool = False
+    positions: Literal["running", "constant"] = "running"
     shared_embedding: bool = True
     shared_output: bool = True
     draft_depth_limit: int = RECYCLED_DEPTH_LIMIT

@@ -11,13 +11,24 @@ from mtpx.heads.contract import HeadContract, Role
 
 
 class Family(msgspec.Struct, frozen=True):
-    """A row of the table of known heads. `wired`: a backend of today can run it. `known` is the
-    sentence a refusal adds: what is known about the wiring, what is open."""
+    """A row of the table of known heads.
+
+    `model_types`: what the configurations of checkpoints that carry such a head call themselves;
+    `layers_key`: the field of that configuration which counts the head's layers. `runs_on`: the
+    backends that compute it today. `known` is the sentence a refusal adds: what is known about the
+    wiring, what is open.
+    """
 
     models: str
     contract: HeadContract
-    wired: bool = False
+    model_types: tuple[str, ...] = ()
+    layers_key: str = ""
+    runs_on: tuple[str, ...] = ()
     known: str = ""
+
+    @property
+    def wired(self) -> bool:
+        return bool(self.runs_on)
 
 
 def _pre_fc(layer: str = "layers.{i}.") -> dict[Role, str]:
@@ -44,7 +55,7 @@ _DEEPSEEK: dict[Role, str] = {
 FAMILIES: dict[str, Family] = {
     "llama-mtp": Family(
         models="a Llama block trained for a Llama trunk (SmolLM2)",
-        wired=True,
+        runs_on=("torch", "mlx"),
         contract=HeadContract(
             family="llama-mtp",
             tensors={**_pre_fc(), "draft_vocab": "draft_vocab"},
@@ -56,6 +67,15 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen3-next": Family(
         models="Qwen3-Next, Qwen3.5, 3.6, 3.8, dense and mixture of experts",
+        model_types=(
+            "qwen3_next",
+            "qwen3_5",
+            "qwen3_5_text",
+            "qwen3_5_moe",
+            "qwen3_5_moe_text",
+        ),
+        layers_key="mtp_num_hidden_layers",
+        runs_on=("mlx",),
         known="norms are stored as w with 1 + w applied, the hidden state fed comes after the "
         "target's final norm, `mtp.norm` is recycled; names may also start with `language_model.`",
         contract=HeadContract(
@@ -70,6 +90,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "deepseek-v3": Family(
         models="DeepSeek-V3, R1, V3.2, GLM-4.5, 4.6, 4.7, 5",
+        model_types=("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"),
+        layers_key="num_nextn_predict_layers",
         known="engines disagree whether the state before or after `shared_head.norm` is recycled; "
         "an acceptance sweep has to decide",
         contract=HeadContract(
@@ -87,6 +109,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "mimo": Family(
         models="MiMo-7B",
+        model_types=("mimo",),
+        layers_key="num_nextn_predict_layers",
+        runs_on=("mlx",),
         known="the hidden state comes first in the joined input, and the embedding at position 0 "
         "is zeroed",
         contract=HeadContract(
@@ -109,6 +134,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "nemotron-3": Family(
         models="Nemotron-3",
+        model_types=("nemotron_h",),
+        layers_key="num_nextn_predict_layers",
         known="its tensors are under `mtp.layers.i.`, as many layers as its configuration says",
         contract=HeadContract(
             family="nemotron-3",
@@ -121,6 +148,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "step-3.5": Family(
         models="Step-3.5, 3.7",
+        model_types=("step3p5", "step3p7"),
+        layers_key="num_nextn_predict_layers",
         known="three chained layers, each with an output head of its own; states before the final "
         "norms are fed and recycled",
         contract=HeadContract(
@@ -138,6 +167,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma-4-assistant": Family(
         models="Gemma 4 assistant",
+        model_types=("gemma4_assistant",),
         known="a checkpoint of its own, without input norms, whose query-only layers read the "
         "target's keys and values at a constant position",
         contract=HeadContract(
@@ -147,6 +177,7 @@ FAMILIES: dict[str, Family] = {
             order="embedding-hidden",
             hidden="after",
             recycled="after",
+            positions="constant",
             block="gemma-4-assistant",
         ),
     ),
@@ -154,8 +185,14 @@ FAMILIES: dict[str, Family] = {
 """Known heads by family name."""
 
 
-def require_wired(contract: HeadContract) -> None:
-    """Raise `PackError`, with what is known, unless a backend of today can run this head."""
+def runs_on(contract: HeadContract, backend: str) -> bool:
+    """Whether that backend computes this head today."""
+    return backend in FAMILIES[contract.family].runs_on and contract.layers == 1
+
+
+def require_wired(contract: HeadContract, backend: str | None = None) -> None:
+    """Raise `PackError`, with what is known, unless `backend` (or, if `None`, any backend of today)
+    can run this head."""
     family = FAMILIES[contract.family]
     if not family.wired:
         wired = listed(name for name, row in FAMILIES.items() if row.wired)
@@ -167,6 +204,12 @@ def require_wired(contract: HeadContract) -> None:
         raise PackError(
             f"the {contract.family} head has {contract.layers} layers; heads of one layer run today; "
             "without its head the model decodes plain"
+        )
+    if backend is not None and backend not in family.runs_on:
+        there = " or ".join(family.runs_on)
+        raise PackError(
+            f"the {contract.family} head ({family.models}) runs on the {there} backend, not on "
+            f"{backend}: choose it with --backend {family.runs_on[0]}"
         )
 
 

@@ -9,63 +9,36 @@ import numpy as np
 import numpy.typing as npt
 
 from mtpx.errors import PackError
+from mtpx.heads.blocks import Shape, block_tensors
 from mtpx.heads.contract import HeadContract, Role
 from mtpx.heads.families import require_wired
-
-Shape = tuple[int | None, ...]
-"""A tensor's shape; `None` is any length."""
+from mtpx.heads.trunk import TrunkSizes
 
 
-def expected_tensors(
-    contract: HeadContract,
-    *,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    ffn: int,
-    vocab: int,
-    trunk_layers: int = 0,
-) -> dict[str, Shape]:
-    """Names and shapes of a head's tensors on a trunk of these dimensions; matrices are (out, in).
+def expected_tensors(contract: HeadContract, trunk: TrunkSizes) -> dict[str, Shape]:
+    """Names and shapes of a head's tensors on a trunk of these sizes; matrices are (out, in).
 
     Raises `PackError` when no backend of today can run the head.
     """
     require_wired(contract)
-    if contract.block != "llama":
-        raise PackError(f"the head's block {contract.block!r} is not wired; 'llama' is")
     fixed: dict[Role, Shape] = {
-        "fc": (hidden, 2 * hidden),
-        "norm_embedding": (hidden,),
-        "norm_hidden": (hidden,),
-        "norm": (hidden,),
+        "fc": (trunk.hidden, 2 * trunk.hidden),
+        "norm_embedding": (trunk.hidden,),
+        "norm_hidden": (trunk.hidden,),
+        "norm": (trunk.hidden,),
         "draft_vocab": (None,),
-        "embedding": (vocab, hidden),
-        "output": (vocab, hidden),
+        "embedding": (trunk.vocab, trunk.hidden),
+        "output": (trunk.vocab, trunk.hidden),
     }
-    block = _llama_block(hidden, heads * head_dim, kv_heads * head_dim, ffn)
+    block = block_tensors(contract.block, trunk)
     expected: dict[str, Shape] = {}
     for role in contract.tensors:
-        name = contract.name(role, trunk_layers=trunk_layers)
+        name = contract.name(role, trunk_layers=trunk.layers)
         if role == "layer":
             expected |= {name + part: shape for part, shape in block.items()}
         else:
             expected[name] = fixed[role]
     return expected
-
-
-def _llama_block(hidden: int, q: int, kv: int, ffn: int) -> dict[str, Shape]:
-    return {
-        "input_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (q, hidden),
-        "self_attn.k_proj.weight": (kv, hidden),
-        "self_attn.v_proj.weight": (kv, hidden),
-        "self_attn.o_proj.weight": (hidden, q),
-        "post_attention_layernorm.weight": (hidden,),
-        "mlp.gate_proj.weight": (ffn, hidden),
-        "mlp.up_proj.weight": (ffn, hidden),
-        "mlp.down_proj.weight": (hidden, ffn),
-    }
 
 
 def check_tensors(
