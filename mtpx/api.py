@@ -54,6 +54,8 @@ def load(
     device: str = "auto",
     threads: int | None = None,
     context: int | None = None,
+    precision: str = "auto",
+    tier: str = "auto",
     max_width: int = 1,
     extra: Mapping[str, str] | None = None,
     progress: Progress | None = None,
@@ -63,8 +65,10 @@ def load(
     """Load a pack by name or folder (default: the last one used, else the embedded one).
 
     `device`: "auto", "cpu", "cuda", "cuda:1", ...; `threads`: host threads; `context`: tokens to make
-    room for; `extra`: settings of the backend; `progress(done, total)` in bytes, while weights are
-    fetched or checked; `offline` refuses to fetch; `warn` takes a sentence about what is done without
+    room for; `precision`: "auto" (the fastest the pack declares good), "float32", "bfloat16", "int8" or
+    "int4"; `tier`: "standard", "row-invariant" (the same bits however many rows run together), or "auto"
+    for the second where it costs nothing; `extra`: settings of the backend; `progress(done, total)` in
+    bytes, while weights are fetched or checked; `offline` refuses to fetch; `warn` takes a sentence about what is done without
     (what a policy learned before and cannot use, a folder that cannot be written). Raises `PackError`
     and `BackendError`, before anything is fetched where it can.
     """
@@ -82,6 +86,8 @@ def load(
         device=device,
         threads=threads,
         context=context,
+        precision=precision,
+        tier=tier,
         max_width=max_width,
         extra=dict(extra or {}),
     )

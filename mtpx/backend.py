@@ -49,7 +49,8 @@ class EngineOptions:
 
     `device`: "auto", "cpu", "cuda", ...; `threads`: host threads; `context`: tokens to make room
     for, at most the pack's limit; `max_width`: sequences decoded together (the only width cap);
-    `tier`: "standard" or "row-invariant"; `pipeline`: launch the next plain step before this token
+    `precision`: "auto" or one of `mtpx.precision.PRECISIONS`; `tier`: "standard", "row-invariant", or
+    "auto" for the second where it costs nothing; `pipeline`: launch the next plain step before this token
     is read (`None`: where the device runs beside the host); `extra`: backend-specific settings.
     """
 
@@ -57,16 +58,18 @@ class EngineOptions:
     threads: int | None = None
     context: int | None = None
     max_width: int = 1
-    tier: str = "standard"
+    precision: str = "auto"
+    tier: str = "auto"
     pipeline: bool | None = None
     extra: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine is. `head_depth_limit` is 0 without a head; `plain_step_bytes` counts the
-    bytes of weights one plain step reads (the memory roofline's numerator); `details` holds
-    backend facts worth a line in a trace (thread counts, kernels chosen)."""
+    """What an engine is. `dtype` is the precision it runs in, `quantisation` how the file holds the
+    weights. `head_depth_limit` is 0 without a head; `plain_step_bytes` counts the bytes of weights
+    one plain step reads (the memory roofline's numerator); `details` holds backend facts worth a
+    line in a trace (thread counts, kernels chosen)."""
 
     pack: str
     backend: str

@@ -18,6 +18,7 @@ import msgspec
 
 from mtpx.errors import MtpxError, PackError
 from mtpx.heads import FAR_DEPTH, HeadContract, declared
+from mtpx.precision import Precision
 from mtpx.sampling import Sampling
 
 SCHEMA = 1
@@ -93,7 +94,8 @@ class Manifest(Strict, frozen=True):
     `family` is the trunk's architecture; `context` the limit in tokens; `sources` are in order of
     preference; `sampling` the pack's defaults; `depth` the drafts a round that were measured best for
     the pack, 0 where plain decoding was, `None` where nobody measured; `prior_costs[k]` what a round
-    at depth k is taken to cost before it was measured, in plain rounds; `evidence` what was measured
+    at depth k is taken to cost before it was measured, in plain rounds; `precisions` those whose text
+    was measured to be as good as float32's, which `--precision auto` may pick from; `evidence` what was measured
     where, free-form.
     """
 
@@ -110,6 +112,7 @@ class Manifest(Strict, frozen=True):
     sampling: Sampling = Sampling()
     depth: int | None = None
     prior_costs: list[float] = []
+    precisions: list[Precision] = []
     evidence: dict[str, Any] = {}
 
     @property

@@ -19,6 +19,7 @@ import msgspec
 from mtpx import paths
 from mtpx.config import Environment
 from mtpx.errors import MtpxError, SettingsError
+from mtpx.precision import PRECISIONS, TIERS, Precision, Tier
 
 LIMIT = 1 << 20
 """Bytes. Settings are a page of text; what is larger is something else under the name."""
@@ -34,6 +35,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str | None = None
     threads: Count | None = None
     context: Annotated[int, msgspec.Meta(ge=2)] | None = None
+    precision: Literal["auto", Precision] | None = None
+    tier: Literal["auto", Tier] | None = None
     depth: Annotated[int, msgspec.Meta(ge=0)] | Literal["off", "auto"] | None = None
     max_tokens: Count | None = None
     temperature: float | None = None
@@ -66,6 +69,8 @@ DEFAULTS: dict[str, str] = {
     "device": "auto",
     "threads": "the backend's choice",
     "context": "the backend's choice",
+    "precision": "auto",
+    "tier": "auto",
     "depth": "what the pack recommends, else 1",
     "max_tokens": "the command's",
     **dict.fromkeys(SAMPLING, "the pack's"),
@@ -77,7 +82,7 @@ DEFAULTS: dict[str, str] = {
 }
 """What holds where nothing is set, in words."""
 
-COMMON = ("pack", "backend", "device", "threads", "context")
+COMMON = ("pack", "backend", "device", "threads", "context", "precision", "tier")
 """What every command that loads a model takes. `mtpx bench` takes no more: a verdict must not
 depend on a taste in sampling that is written down elsewhere."""
 
@@ -195,7 +200,12 @@ def _converted(name: str, value: object, where: str, *, strict: bool) -> Any:
         return getattr(msgspec.convert({name: value}, Settings, strict=strict), name)
     except msgspec.ValidationError as error:
         said = re.sub(r" - at `\$[^`]*`$", "", str(error))
-        want = {"depth": "a number of drafts, off or auto", "thinking": "on or off"}.get(name, said)
+        want = {
+            "depth": "a number of drafts, off or auto",
+            "thinking": "on or off",
+            "precision": f"one of auto, {', '.join(PRECISIONS)}",
+            "tier": f"one of auto, {', '.join(TIERS)}",
+        }.get(name, said)
         raise SettingsError(f"{where}: {name} cannot be {value!r}: {want}") from None
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mtpx.backend import EngineInfo, EngineOptions, Probe
 from mtpx.errors import BackendError, PackError
 from mtpx.heads import require_wired
+from mtpx.precision import choose_tier
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +91,7 @@ def _check_options(options: EngineOptions) -> None:
         raise BackendError(f"max_width must be at least 1, got {options.max_width}")
     if options.threads is not None and not 1 <= options.threads <= 1024:
         raise BackendError(f"threads must be from 1 to 1024, got {options.threads}")
-    if options.tier != "standard":
+    if choose_tier(options.tier, free=False) != "standard":
         raise BackendError(f"the torch backend has the standard tier only, not {options.tier!r}")
     unknown = options.extra.keys() - {"product"}
     if unknown:
@@ -198,7 +199,7 @@ def _info(
         device=_device_name(trunk.device),
         dtype=str(trunk.embedding.dtype).removeprefix("torch."),
         quantisation=checkpoint.quantisation,
-        tier=options.tier,
+        tier=choose_tier(options.tier, free=False),
         vocab_size=config.vocab,
         context_limit=context,
         head_depth_limit=limit,

@@ -32,6 +32,8 @@ class EngineArguments:
     device: str = "auto"
     threads: int | None = None
     context: int | None = None
+    precision: str = "auto"
+    tier: str = "auto"
     settings: dict[str, str] = field(default_factory=dict)
 
 
@@ -57,6 +59,18 @@ _OPTIONS = [
         "--context", type=click.IntRange(min=2), help="Tokens to make room for (prompt and answer)."
     ),
     click.option(
+        "--precision",
+        default="auto",
+        metavar="NAME",
+        help="auto (the fastest that the pack declares good), float32, bfloat16, int8 or int4.",
+    ),
+    click.option(
+        "--tier",
+        default="auto",
+        metavar="NAME",
+        help="standard, row-invariant (drafting cannot change a bit of the logits), or auto.",
+    ),
+    click.option(
         "--set",
         "settings",
         type=Setting(),
@@ -67,8 +81,8 @@ _OPTIONS = [
 
 
 def engine_options(command: F) -> F:
-    """Add --backend, --device, --threads, --context and --set to a command, which receives them as
-    one argument, `engine`."""
+    """Add --backend, --device, --threads, --context, --precision, --tier and --set to a command, which
+    receives them as one argument, `engine`."""
 
     @functools.wraps(command)
     def wrapped(
@@ -77,10 +91,12 @@ def engine_options(command: F) -> F:
         device: str,
         threads: int | None,
         context: int | None,
+        precision: str,
+        tier: str,
         settings: tuple[tuple[str, str], ...],
         **options: Any,
     ) -> Any:
-        engine = EngineArguments(backend, device, threads, context, dict(settings))
+        engine = EngineArguments(backend, device, threads, context, precision, tier, dict(settings))
         return command(*args, engine=engine, **options)
 
     for option in reversed(_OPTIONS):
@@ -101,6 +117,8 @@ def load_model(pack: str | None, engine: EngineArguments, *, quiet: bool) -> Mod
             device=engine.device,
             threads=engine.threads,
             context=engine.context,
+            precision=engine.precision,
+            tier=engine.tier,
             extra=engine.settings,
             warn=None if quiet else complain,
             progress=report,

@@ -78,6 +78,8 @@ class Counts(click.ParamType[tuple[int, ...]]):
 @click.option("--backend", default="auto", metavar="NAME", help="auto, or a backend's name.")
 @click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1, …")
 @click.option("--threads", type=click.IntRange(min=1), help="Host threads to compute with.")
+@click.option("--precision", default="auto", metavar="NAME", help="As of `mtpx run`.")
+@click.option("--tier", default="auto", metavar="NAME", help="As of `mtpx run`.")
 @click.option("--set", "settings", type=Setting(), multiple=True, help="A setting of the backend.")
 def measure(
     pack: str | None,
@@ -91,6 +93,8 @@ def measure(
     backend: str,
     device: str,
     threads: int | None,
+    precision: str,
+    tier: str,
     settings: tuple[tuple[str, str], ...],
 ) -> None:
     """Measure what a round of PACK costs on this machine, at every depth.
@@ -102,7 +106,7 @@ def measure(
     from mtpx.policy.planner_files import save_calibration, save_table, shelf
 
     _check_buckets(contexts)
-    engine = EngineArguments(backend, device, threads, None, dict(settings))
+    engine = EngineArguments(backend, device, threads, None, precision, tier, dict(settings))
     with _loaded(pack, engine, max(widths), quiet) as model, _bar(quiet) as bar:
         info = model.engine.info
         deepest = info.head_depth_limit if depths is None else depths
@@ -180,6 +184,8 @@ def _loaded(pack: str | None, engine: EngineArguments, width: int, quiet: bool) 
             backend=engine.backend,
             device=engine.device,
             threads=engine.threads,
+            precision=engine.precision,
+            tier=engine.tier,
             extra=engine.settings,
             max_width=width,
             progress=report,

@@ -21,6 +21,7 @@ from mtpx.backend import (
     Slot,
 )
 from mtpx.errors import BackendError, NonFiniteLogits, PromptError
+from mtpx.precision import choose_tier
 from mtpx.round import Route
 from mtpx.sampling import USE_COMMIT, Array, Sampling, accept, distribution, draw, uniforms
 from mtpx.simulate.clock import VirtualClock
@@ -76,7 +77,7 @@ class SimulatedEngine:
             device="virtual",
             dtype="float64",
             quantisation="none",
-            tier=self.options.tier,
+            tier=choose_tier(self.options.tier, free=False),
             vocab_size=self.language.vocab,
             context_limit=self.options.context or CONTEXT_LIMIT,
             head_depth_limit=self.regime.depth_limit,
