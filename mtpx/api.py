@@ -15,6 +15,7 @@ import secrets
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -26,8 +27,9 @@ from mtpx.backends import choose_backend
 from mtpx.checkpoint import open_checkpoint
 from mtpx.errors import PolicyError, PromptError, SamplingError
 from mtpx.generation import Generation, Progress, Prompt, Stream
-from mtpx.policy import FixedDepth
-from mtpx.policy.learning import Learning
+from mtpx.policy import DepthPolicy, FixedDepth
+from mtpx.policy.learning import Policies
+from mtpx.policy.registry import ADAPTIVE, FIXED, PolicyOptions
 from mtpx.round import Round
 from mtpx.sampling import Sampling
 from mtpx.text import ChatTemplate, Tokenizer, load_tokenizer
@@ -38,8 +40,8 @@ Message = Mapping[str, str]
 Depth = int | Literal["off", "auto"] | None
 
 DEFAULT_DEPTH = 1
-"""Drafts a round unless told otherwise: the second row of a forward is the one that is nearly free
-on every device seen so far. Whether it pays here is what `mtpx bench --plain-baseline` tells."""
+"""Drafts a round of the policy "fixed", unless the pack or somebody says otherwise: the second row of a
+forward is the one that is nearly free on every device seen so far."""
 
 DEFAULT_MAX_TOKENS = 512
 
@@ -60,6 +62,7 @@ def load(
     extra: Mapping[str, str] | None = None,
     progress: Progress | None = None,
     offline: bool = False,
+    policy: str | PolicyOptions | DepthPolicy | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Model:
     """Load a pack by name or folder (default: the last one used, else the embedded one).
@@ -68,11 +71,15 @@ def load(
     room for; `precision`: "auto" (the fastest the pack declares good), "float32", "bfloat16", "int8" or
     "int4"; `tier`: "standard", "row-invariant" (the same bits however many rows run together), or "auto"
     for the second where it costs nothing; `extra`: settings of the backend; `progress(done, total)` in
-    bytes, while weights are fetched or checked; `offline` refuses to fetch; `warn` takes a sentence about what is done without
-    (what a policy learned before and cannot use, a folder that cannot be written). Raises `PackError`
-    and `BackendError`, before anything is fetched where it can.
+    bytes, while weights are fetched or checked; `offline` refuses to fetch; `policy` is the one that
+    answers are given with unless they name another (see `Model.stream`); `warn` takes a sentence about
+    what is done without (what a policy learned before and cannot use, a folder that cannot be written).
+    Raises `PackError`
+    and `BackendError`, before anything is fetched where it can, and `PolicyError` for a policy that is
+    none.
     """
     name = packs.default_name() if pack is None else pack
+    chosen_policy = PolicyOptions(policy) if isinstance(policy, str) else policy
     packs.find(name)
     chosen = choose_backend(backend, device)
     resolved = packs.resolve(name, progress=progress, offline=offline)
@@ -94,7 +101,7 @@ def load(
     template = _template(tokenizer)
     engine = chosen.load(resolved, options)
     packs.remember(name)
-    return Model(resolved, engine, tokenizer, end_ids, template, warn)
+    return Model(resolved, engine, tokenizer, end_ids, template, warn, chosen_policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +125,14 @@ class Model:
         end_ids: frozenset[int],
         template: ChatTemplate | None,
         warn: Callable[[str], None] | None = None,
+        policy: PolicyOptions | DepthPolicy | None = None,
     ) -> None:
         self.pack, self.engine, self.tokenizer = pack, engine, tokenizer
         self.end_ids, self.template = end_ids, template
         costs = pack.manifest.prior_costs if pack.manifest else []
         self._last: weakref.ref[Stream] | None = None
-        self._learning = Learning(engine.info, costs, warn)
+        self.policy = policy
+        self._policies = Policies(engine.info, costs, warn)
 
     def __enter__(self) -> Self:
         return self
@@ -175,6 +184,7 @@ class Model:
         sampling: Sampling | None = None,
         seed: int | None = None,
         depth: Depth = None,
+        policy: str | PolicyOptions | DepthPolicy | None = None,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         trace: TraceTo | Path | str | None = None,
@@ -190,8 +200,14 @@ class Model:
         `prompt`: a question (put into the chat template, after `system`), a list of messages, with
         `raw` text to continue, or token ids as `encode` makes them. `sampling` replaces the pack's
         defaults; `parameters` set single fields of it (temperature, top_p, logprobs, ...). `seed`: 0 to
-        2^64 - 1; `None` draws one where it matters. `depth`: drafts a round, "off" for a plain run,
-        "auto" for the adaptive policy, which learns from answer to answer and keeps what it learned.
+        2^64 - 1; `None` draws one where it matters. `depth`: a number of drafts for every round, "off" for
+        a plain run, "auto" (the default) leaves it to `policy`: a name ("adaptive", the model's own
+        unless `load` was told another; "measured", "ollama", "module:Class"; "fixed" is the pack's
+        recommended depth), `PolicyOptions`, or a policy of one's own. A named one learns from answer to
+        answer and keeps what it learned. Depths chosen by measured times differ from run to run, and a
+        text sampled at a temperature above 0 with them; so with a `seed`, and nothing said of depth or
+        policy, such a text is decoded at the pack's recommended depth. A pack without a head decodes
+        plain, whichever policy was asked for.
         `stop`: text to end before, one or several. `trace`: a file for the run's trace. `session`,
         `reuse` and `before_close`: see `Stream`; `mtpx.session` is what uses them.
 
@@ -203,12 +219,13 @@ class Model:
         if "" in stops:
             raise PromptError("a stop string must not be empty: every text contains it")
         chosen = self._sampling(sampling, parameters)
+        seeded = seed is not None and not chosen.greedy
         if seed is None:
             seed = 0 if chosen.greedy else secrets.randbits(48)
         elif not 0 <= seed < SEEDS:
             raise SamplingError(f"seed must be from 0 to {SEEDS - 1}, got {seed}")
-        drafts, why_plain = self._depth(depth, chosen)
-        policy = self._learning.policy if drafts == "auto" else FixedDepth(drafts)
+        asked, drafts, why_plain = self._asked(depth, policy, chosen, seeded=seeded)
+        using = self._policies.use(asked) if isinstance(asked, PolicyOptions) else asked
         tokens = self._tokens(prompt, system, raw)
         room = self.engine.info.context_limit - len(tokens)
         if room < 1:
@@ -231,7 +248,7 @@ class Model:
         writer = None
         if to is not None:
             writer = TraceWriter(to.path, warn=to.warn)
-            writer.write(run_record(self.engine.info, policy, command=to.command))
+            writer.write(run_record(self.engine.info, using, command=to.command))
         if self._last is not None and self._last() is not None:
             # Whoever broke out of a loop has dropped its answer, but a generator and its frame hold
             # each other until they are collected; an answer somebody still holds stays open.
@@ -239,7 +256,7 @@ class Model:
         stream = Stream(
             self.engine,
             self.tokenizer,
-            policy,
+            using,
             request,
             trace=writer,
             trace_text=to is not None and to.text,
@@ -248,7 +265,9 @@ class Model:
             session=session,
             reuse=reuse,
             before_close=before_close,
-            on_end=self._learning.save if drafts == "auto" else None,
+            on_end=partial(self._policies.save, asked)
+            if isinstance(asked, PolicyOptions)
+            else None,
         )
         self._last = weakref.ref(stream)
         return stream
@@ -286,34 +305,63 @@ class Model:
             )
         return chosen
 
-    def _depth(self, depth: Depth, sampling: Sampling) -> tuple[int | Literal["auto"], str]:
-        """The depth to run at, and why speculation does not run, if it does not."""
-        limit = self.engine.info.head_depth_limit
-        if depth == "off" or depth == 0:
-            return 0, "switched off"
-        if limit == 0:
-            if depth is not None:
+    def _asked(
+        self,
+        depth: Depth,
+        policy: str | PolicyOptions | DepthPolicy | None,
+        sampling: Sampling,
+        *,
+        seeded: bool,
+    ) -> tuple[PolicyOptions | DepthPolicy, int | Literal["auto"], str]:
+        """What chooses the depth, the depth if it is one for good, and why speculation does not run, if
+        it does not."""
+        limit, number = self.engine.info.head_depth_limit, _checked_depth(depth)
+        if number:
+            if isinstance(policy, PolicyOptions | DepthPolicy) or policy not in (None, FIXED):
+                name = policy if isinstance(policy, str) else policy.name
+                raise PolicyError(
+                    f"depth {number} is a fixed depth, and the policy {name!r} was asked for, too: "
+                    "leave one of the two out"
+                )
+            if limit == 0:
                 raise PolicyError(
                     f"{self.pack.name} has no MTP head, so nothing can be drafted; use depth off"
                 )
-            return 0, "the pack has no MTP head"
+            if number > limit:
+                raise PolicyError(
+                    f"depth {number} is beyond this head's limit of {limit} drafts a round"
+                )
+        chooser = PolicyOptions(policy) if isinstance(policy, str) else policy or self.policy
+        if chooser is None:
+            # Depths that follow the clock are never twice the same, and neither is a sampled text: who
+            # gives a seed wants it again.
+            chooser = PolicyOptions(FIXED if seeded and depth is None else ADAPTIVE)
+        if number is None and isinstance(chooser, PolicyOptions) and chooser.name == FIXED:
+            told = self._default_depth() if chooser.depth is None else chooser.depth
+            number = min(told, limit)
+        if number == 0 or limit == 0:
+            why = "switched off" if limit else "the pack has no MTP head"
+            return FixedDepth(0), 0, why
         parked = "log-probabilities were asked for" if sampling.logprobs is not None else ""
-        if depth == "auto":
-            return "auto", parked
-        wanted = self._default_depth() if depth is None else depth
-        if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 0:
-            raise PolicyError(f"depth must be a number of drafts, off or auto, got {depth!r}")
-        if wanted > limit:
-            raise PolicyError(
-                f"depth {wanted} is beyond this head's limit of {limit} drafts a round"
-            )
-        return wanted, parked
+        if number is None:
+            return chooser, "auto", parked
+        return FixedDepth(number), number, parked
 
     def _default_depth(self) -> int:
-        """What the pack recommends, as far as this engine goes."""
+        """What the pack recommends."""
         manifest = self.pack.manifest
-        told = DEFAULT_DEPTH if manifest is None or manifest.depth is None else manifest.depth
-        return min(told, self.engine.info.head_depth_limit)
+        return DEFAULT_DEPTH if manifest is None or manifest.depth is None else manifest.depth
+
+
+def _checked_depth(depth: Depth) -> int | None:
+    """The depth as a number, "off" being 0; `None`: the policy chooses."""
+    if depth is None or depth == "auto":
+        return None
+    if depth == "off":
+        return 0
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
+        raise PolicyError(f"depth must be a number of drafts, off or auto, got {depth!r}")
+    return depth
 
 
 def _template(tokenizer: Tokenizer) -> ChatTemplate | None:

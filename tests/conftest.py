@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,14 @@ def _ctrl_c() -> None:
     """A shell starts background jobs with SIGINT ignored, and children inherit that: tests that press
     Ctrl-C must not depend on how the suite was started."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nobodys_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What policies learn in tests is not the person's who runs them."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MTPX_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -69,7 +69,7 @@ def test_another_key_is_refused_in_one_line_that_names_it(
     assert "\n" not in said
     name = {"weights_digest": "weights", "head_digest": "head", "details": "threads"}
     assert name.get(field, field) in said
-    assert not fresh.costs
+    assert not fresh.seen.costs
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_file_that_is_no_state_is_a_sentence_and_a_cold_start(
     said = load(fresh, INFO, env)
     assert path.name in said
     assert "\n" not in said
-    assert not fresh.costs
+    assert not fresh.seen.costs
     assert isinstance(kept(env)[path], PolicyError)
 
 

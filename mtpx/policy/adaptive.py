@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mtpx.errors import PolicyError
-from mtpx.policy.acceptance import DriftingAcceptance, expected_tokens, optimistic_tokens
-from mtpx.policy.confidence import Calibration
+from mtpx.policy.acceptance import expected_tokens, optimistic_tokens
 from mtpx.policy.cost import MeasuredCosts, interpolate
 from mtpx.policy.cutting import Cutting
+from mtpx.policy.experience import MODES, Experience, Group
 from mtpx.policy.gate import Gate
 from mtpx.policy.trial import Trial, choose
-from mtpx.round import Decision, Round, SlotRound
+from mtpx.round import Decision, Round
 
 if TYPE_CHECKING:
     from mtpx.backend import FloatArray
@@ -63,17 +63,10 @@ REVIEW = 4
 ROUTES_EVERY = 16
 """Rounds between two looks at the routes of depths that are not in use."""
 
-GROUPS = 16
-"""Batch shapes whose costs are kept."""
-
-MODES = ("greedy", "sampled")
-
-Group = tuple[int, int]
-"""(width, sequences of it that may draft): rounds of one group cost alike."""
-
 
 class AdaptiveDepth:
-    """As fast as the best fixed depth, never noticeably slower than plain decode.
+    """As fast as the best fixed depth, never noticeably slower than plain decode. Without `cuts` every
+    draft is verified.
 
     `prior_costs[d]` is what a round at depth d is taken to cost, in any unit; with `cost_feedback`
     False depths are priced by it for good and nothing is timed. Raises `PolicyError` when that is
@@ -82,7 +75,13 @@ class AdaptiveDepth:
 
     name = "adaptive"
 
-    def __init__(self, *, prior_costs: Sequence[float] = (), cost_feedback: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        prior_costs: Sequence[float] = (),
+        cost_feedback: bool = True,
+        cuts: bool = True,
+    ) -> None:
         if not all(0.0 < cost < 1e9 for cost in prior_costs):
             raise PolicyError(
                 f"configured costs must be above 0 and finite, found {list(prior_costs)}"
@@ -94,9 +93,8 @@ class AdaptiveDepth:
             )
         self.prior_costs = [float(cost) for cost in prior_costs]
         self.cost_feedback = cost_feedback
-        self.acceptance = {mode: DriftingAcceptance() for mode in MODES}
-        self.calibration = {mode: Calibration() for mode in MODES}
-        self.costs: dict[Group, MeasuredCosts] = {}
+        self.cuts = cuts
+        self.seen = Experience(() if cost_feedback else self.prior_costs)
         self.cutting = Cutting()
         self.selected = 0
         self.interval = FIRST_INTERVAL
@@ -132,7 +130,7 @@ class AdaptiveDepth:
             self._head = limit
         drafting = sum(cap > 0 for cap in batch.caps) if batch.width > 1 else 1
         self._group = group = (batch.width, drafting)
-        costs = self._costs(group)
+        costs = self.seen.costs_of(group)
         self._rounds += 1
         if self._rounds % ROUTES_EVERY == 0 and self.cost_feedback:
             for depth in list(costs.depths):
@@ -148,7 +146,7 @@ class AdaptiveDepth:
             if not costs.measured(depth):
                 self._review = 0
                 return self._decide(depth, "seed")
-        rates, errors = self._rates(self._head)
+        rates, errors = self.seen.rates(self._modes, self._head)
         best = self._best(costs, optimistic_tokens(rates, errors, LEAN), limit)
         if limit < self._head:
             # The end of a budget: choose within it, but neither learn a selection nor try anything.
@@ -168,16 +166,21 @@ class AdaptiveDepth:
         self._trial = trial
         if trial is not None:
             return self._decide(trial.depth, trial.reason)
-        if self.cutting.due:
+        if self.cuts and self.cutting.due:
             self.cutting.look(
-                costs, expected_tokens(rates), self.selected, len(rates), self._accepts, self._means
+                costs,
+                expected_tokens(rates),
+                self.selected,
+                len(rates),
+                self.seen.accepts,
+                self.seen.means,
             )
         return self._settled()
 
     def _settled(self) -> int:
         """The selected depth, or the one to cut from."""
         cutting = self.cutting
-        if cutting.reading and self._calibrated():
+        if cutting.reading and self.seen.calibrated(self._modes):
             self.wants_confidence = True
             return self._decide(cutting.depth, "selected")
         return self._decide(self.selected, "selected" if self.selected else "park")
@@ -210,19 +213,6 @@ class AdaptiveDepth:
         self._decision = Decision(selected=self.selected, reason=reason)
         return depth
 
-    def _costs(self, group: Group) -> MeasuredCosts:
-        costs = self.costs.get(group)
-        if costs is None:
-            while len(self.costs) >= GROUPS:
-                del self.costs[next(iter(self.costs))]
-            costs = self.costs[group] = MeasuredCosts()
-            if not self.cost_feedback:
-                for depth, ms in enumerate(self.prior_costs):
-                    # Twice: a first sample far above the others would be doubted.
-                    costs.sample(depth, ms)
-                    costs.sample(depth, ms)
-        return costs
-
     def _best(self, costs: MeasuredCosts, tokens: list[float], limit: int) -> int:
         """The timed depth within the limit that is worth most; the selected one on a near-tie."""
         best, best_value, own = 0, 0.0, 0.0
@@ -236,54 +226,28 @@ class AdaptiveDepth:
                 own = value
         return self.selected if own and best_value <= own * HYSTERESIS else best
 
-    def _rates(self, limit: int) -> tuple[list[float], list[float]]:
-        """Acceptance by position, and its variance: the batch's mean over sampling regimes."""
-        modes = self._modes
-        first = self.acceptance[modes[0]]
-        rates = first.expected(limit)
-        errors = first.errors(rates)
-        if len(modes) == 1 or all(mode == modes[0] for mode in modes):
-            return rates, errors
-        share = sum(mode == modes[0] for mode in modes) / len(modes)
-        other = self.acceptance[MODES[modes[0] == MODES[0]]]
-        more = other.expected(limit)
-        far = other.errors(more)
-        return (
-            [share * x + (1.0 - share) * y for x, y in zip(rates, more, strict=True)],
-            [share * x + (1.0 - share) * y for x, y in zip(errors, far, strict=True)],
-        )
-
     # -- cutting -------------------------------------------------------------------------------
 
     def verify(self, confidence: FloatArray) -> list[int]:
         counts = [int(n) for n in np.isfinite(confidence).sum(axis=1)]
-        costs = self.costs.get(self._group) if self._group else None
+        costs = self.seen.costs.get(self._group) if self._group else None
         if not self.wants_confidence or costs is None:
             return counts
         curve = [(d, ms) for d, ms in costs.curve() if costs.measured(d)]
         deepest = max(counts, default=0)
         verify = self.cutting.priced(self.cutting.verify_ms(curve, deepest), self.cutting.last)
-        rates, _ = self._rates(max(deepest, self.selected))
+        rates, _ = self.seen.rates(self._modes, max(deepest, self.selected))
         lam = expected_tokens(rates)[self.selected] / interpolate(curve, self.selected)
         depths = []
         for mode, count, row in zip(self._modes, counts, confidence.tolist(), strict=True):
             depth = self.cutting.forced(count)
             if depth is None:
-                mean = self._means(mode, count)
-                p = [self._accepts(mode, j, row[j], mean[j]) for j in range(count)]
+                mean = self.seen.means(mode, count)
+                p = [self.seen.accepts(mode, j, row[j], mean[j]) for j in range(count)]
                 depth = self.cutting.rule(mode, p, mean, verify, lam)
             depths.append(depth)
         self._decision.cut = sum(counts) - sum(depths)
         return depths
-
-    def _accepts(self, mode: str, position: int, confidence: float, rate: float) -> float:
-        return self.calibration[mode].accepts(position, confidence, rate)
-
-    def _means(self, mode: str, k: int) -> list[float]:
-        return self.acceptance[mode].expected(k)
-
-    def _calibrated(self) -> bool:
-        return all(self.calibration[mode].ready for mode in set(self._modes))
 
     def decision(self) -> Decision:
         return self._decision
@@ -294,13 +258,12 @@ class AdaptiveDepth:
         self._since += 1
         self._calm += 1
         self.credit = min(MOST, self.credit + max(SHARE, TRIAL_LOSS / self._longest))
-        for model in self.acceptance.values():
-            model.advance()
-        for group_costs in self.costs.values():
-            group_costs.advance()
+        self.seen.advance()
         alarm = False
         for slot, mode in zip(round.slots, self._modes, strict=False):
-            alarm |= self._learn(slot, mode)
+            alarm |= self.seen.learn(slot, mode)
+            if slot.drafted:
+                self.cutting.note(mode, slot.confidences)
         excluded = self._timed(round)
         self._decision.excluded = excluded
         self._decision.cost_sample = not excluded
@@ -316,35 +279,13 @@ class AdaptiveDepth:
             self._since = max(self._since, self.interval - FIRST_INTERVAL)
         self._requests = requests
 
-    def _learn(self, slot: SlotRound, mode: str) -> bool:
-        """Acceptance and calibration from one sequence; True if its content has changed."""
-        if slot.accepted > slot.verified or slot.verified > slot.drafted:
-            raise PolicyError(
-                f"the engine reported {slot.accepted} accepted of {slot.verified} verified of "
-                f"{slot.drafted} drafts; that is no outcome"
-            )
-        if not slot.drafted:
-            return False
-        judged, confidences = slot.judged, slot.confidences
-        alarm = self.acceptance[mode].observe(judged, slot.accepted)
-        if confidences:
-            if judged == slot.verified == slot.accepted < len(confidences):
-                # The draft that was cut would have stood as often as its confidence says; without
-                # it only the sure ones would be counted.
-                rate = self._means(mode, judged + 1)[judged]
-                p = self._accepts(mode, judged, confidences[judged], rate)
-                self.acceptance[mode].imagine(judged, p)
-            self.calibration[mode].observe(confidences, judged, slot.accepted)
-            self.cutting.note(mode, confidences)
-        return alarm
-
     def _timed(self, round: Round) -> str:
         """Feed the round's time to the cost model; "", or why it is no sample."""
         excluded = self._gate.excluded(round)
         self.cutting.note_draft(round.depth, round.draft_ms)
         if self._group is None:
             return excluded or "cap"
-        costs = self._costs(self._group)
+        costs = self.seen.costs_of(self._group)
         self.cutting.last = max(slot.verified for slot in round.slots)
         if excluded == "transition" and self.cutting.last == round.depth:
             self.cutting.note_transition(round.round_ms, costs.cost(round.depth))
@@ -381,7 +322,7 @@ class AdaptiveDepth:
         if not trial.length and clean:
             ms, own_ms = costs.cost(trial.depth), costs.cost(self.selected)
             if ms is not None and own_ms is not None:
-                rates, _ = self._rates(max(trial.depth, self.selected))
+                rates, _ = self.seen.rates(self._modes, max(trial.depth, self.selected))
                 tokens = expected_tokens(rates)
                 trial.plan(max(0.0, ms / own_ms - tokens[trial.depth] / tokens[self.selected]))
         trial.observe(clean, round.committed / round.width / round.round_ms)
@@ -389,38 +330,31 @@ class AdaptiveDepth:
     # -- showing and keeping -------------------------------------------------------------------
 
     def explain(self) -> dict[str, Any]:
-        """Cost in ms per (width, drafting) and depth, acceptance, what trials cost so far in rounds."""
+        """What it believes, what trials cost so far in rounds, and, while parked, why."""
         out: dict[str, Any] = {
             "selected": self.selected,
             "interval": self.interval,
             "trials": self.trials,
             "trials_lost_rounds": self.lost,
-            "frontier": {mode: model.frontier for mode, model in self.acceptance.items()},
-            "acceptance": {
-                mode: {
-                    "rates": model.expected(len(model.rates)),
-                    "reached": [model.worth(i) for i in range(len(model.rates))],
-                }
-                for mode, model in self.acceptance.items()
-                if model.rates
-            },
-            "cost_ms": {
-                _key(group): {str(d): ms for d, ms in costs.curve()}
-                for group, costs in self.costs.items()
-            },
+            **self.seen.explain(),
             "cutting": self.cutting.explain(),
         }
-        if self._group in self.costs and self._head:
-            curve = self.costs[self._group].curve()
-            tokens = expected_tokens(self._rates(self._head)[0])
+        if self._group in self.seen.costs and self._head:
+            curve = self.seen.costs[self._group].curve()
+            tokens = expected_tokens(self.seen.rates(self._modes, self._head)[0])
+            priced = [(d, ms, tokens[d]) for d, ms in curve if d < len(tokens)]
             width = self._group[0]
-            out["tokens_per_s"] = {
-                str(d): 1000.0 * width * tokens[d] / ms for d, ms in curve if d < len(tokens)
-            }
+            out["tokens_per_s"] = {str(d): 1000.0 * width * n / ms for d, ms, n in priced}
+            if not self.selected:
+                out["parked"] = _parked(priced)
         return out
 
     def parameters(self) -> dict[str, Any]:
-        return {"cost_feedback": self.cost_feedback, "prior_costs": list(self.prior_costs)}
+        return {
+            "cost_feedback": self.cost_feedback,
+            "prior_costs": list(self.prior_costs),
+            "cuts": self.cuts,
+        }
 
     def state(self) -> dict[str, Any]:
         """What was learned, as JSON can hold it."""
@@ -429,30 +363,20 @@ class AdaptiveDepth:
             "selected": self.selected,
             "interval": self.interval,
             "credit": self.credit,
-            "acceptance": {mode: model.state() for mode, model in self.acceptance.items()},
-            "calibration": {mode: c.state() for mode, c in self.calibration.items()},
-            "costs": {
-                _key(group): costs.state() for group, costs in self.costs.items() if costs.depths
-            }
-            if self.cost_feedback
-            else {},
+            **self.seen.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `state()` gave. Raises `PolicyError`, and changes nothing, if it is no such
         state."""
-        fresh = AdaptiveDepth(prior_costs=self.prior_costs, cost_feedback=self.cost_feedback)
+        fresh = AdaptiveDepth(
+            prior_costs=self.prior_costs, cost_feedback=self.cost_feedback, cuts=self.cuts
+        )
         try:
-            for mode in MODES:
-                fresh.acceptance[mode].restore(state["acceptance"][mode])
-                fresh.calibration[mode].restore(state["calibration"][mode])
+            fresh.seen.restore(state)
             fresh.selected = int(state["selected"])
             fresh.interval = int(state["interval"])
             fresh.credit = float(state["credit"])
-            for key, costs in list(state["costs"].items())[-GROUPS:]:
-                width, drafting = (int(n) for n in key.split("/"))
-                if self.cost_feedback:
-                    fresh._costs((width, drafting)).restore(costs)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise PolicyError("this is not the state of the policy 'adaptive'") from error
         sane = (
@@ -466,5 +390,14 @@ class AdaptiveDepth:
         self.__dict__.update(fresh.__dict__)
 
 
-def _key(group: Group) -> str:
-    return f"{group[0]}/{group[1]}"
+def _parked(priced: Sequence[tuple[int, float, float]]) -> str:
+    """Why nothing is drafted, from (depth, ms, tokens) of a round, plain decode's first."""
+    drafting = [one for one in priced if one[0]]
+    if not drafting or priced[0][0]:
+        return "rounds with drafts have not been timed yet"
+    _, plain_ms, _ = priced[0]
+    depth, ms, tokens = max(drafting, key=lambda one: one[2] / one[1])
+    return (
+        f"drafts do not pay here: a round at depth {depth} takes {ms / plain_ms:.2f} times a plain one "
+        f"and gives {tokens:.2f} tokens"
+    )

@@ -6,7 +6,7 @@ measurement is the one there is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,23 +72,36 @@ def load_planner(
     objective: Objective = "speed",
     slack: float = SLACK,
     *,
+    tables: Sequence[Path] = (),
+    calibration: Path | None = None,
     folder: Path | None = None,
     warn: Callable[[str], None] = lambda sentence: None,
 ) -> MeasuredPlanner:
     """The planner for this engine, from its tables (one a context bucket) and its head's calibration.
 
-    Raises `PolicyError` that says which is missing, what is there instead, and the command that makes
-    it; and as `MeasuredPlanner` does.
+    `tables` and `calibration` name files; what is not named is looked for in `folder` (default: where
+    `mtpx measure` leaves it). Raises `PolicyError` that says which is missing, what is there instead,
+    and the command that makes it; that a named file is of another machine or head; and as
+    `MeasuredPlanner` does.
     """
-    found = shelf(folder)
-    tables = matching_tables(found, info)
-    return MeasuredPlanner(
-        list(tables.values()),
-        matching_calibration(found, info),
-        objective=objective,
-        slack=slack,
-        warn=warn,
-    )
+    found = shelf(folder) if not tables or calibration is None else Shelf([], [], [])
+    named = [_named_table(path, info) for path in tables]
+    named = named or list(matching_tables(found, info).values())
+    if calibration is None:
+        head = matching_calibration(found, info)
+    else:
+        head = read_calibration(calibration)
+        head.check(HeadIdentity.of(info))
+    return MeasuredPlanner(named, head, objective=objective, slack=slack, warn=warn)
+
+
+def _named_table(path: Path, info: EngineInfo) -> CostTable:
+    """This file's table, in its publisher's form or ours, if it is of this engine."""
+    from mtpx.policy.published import read_any_table
+
+    table, _ = read_any_table(path)
+    table.check(TableKey.of(info, table.key.context))
+    return table
 
 
 def matching_tables(found: Shelf, info: EngineInfo) -> dict[int, CostTable]:

@@ -90,24 +90,30 @@ def path_for(key: Key, env: Environment | None = None) -> Path:
     return policies_dir(env) / f"{readable}-{digest}.json"
 
 
-def save(policy: DepthPolicy, info: EngineInfo, env: Environment | None = None) -> Path:
-    """Keep what `policy` learned on this engine. Raises `PolicyError` when it cannot be written."""
-    key = Key.of(info, policy.name)
+def save(
+    policy: DepthPolicy, info: EngineInfo, env: Environment | None = None, *, name: str = ""
+) -> Path:
+    """Keep what `policy` learned on this engine, under `name` or its own. Raises `PolicyError` when it
+    cannot be written."""
+    key = Key.of(info, name or policy.name)
     path = path_for(key, env)
     try:
         data = msgspec.json.format(msgspec.json.encode(Saved(FORMAT, key, policy.state())))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data)
-    except OSError as error:
-        why = error.strerror or error
+    except (OSError, TypeError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or error
         raise PolicyError(f"cannot keep what the policy learned in {path}: {why}") from error
     return path
 
 
-def load(policy: DepthPolicy, info: EngineInfo, env: Environment | None = None) -> str:
-    """Restore `policy` from what was kept for this engine. "" if it was, or nothing is kept; else one
-    line that says why not. Never raises: a policy that starts cold is no reason not to answer."""
-    key = Key.of(info, policy.name)
+def load(
+    policy: DepthPolicy, info: EngineInfo, env: Environment | None = None, *, name: str = ""
+) -> str:
+    """Restore `policy` from what was kept for this engine, under `name` or its own. "" if it was, or
+    nothing is kept; else one line that says why not. Never raises: a policy that starts cold is no
+    reason not to answer."""
+    key = Key.of(info, name or policy.name)
     path = path_for(key, env)
     try:
         saved = read(path)
@@ -119,6 +125,9 @@ def load(policy: DepthPolicy, info: EngineInfo, env: Environment | None = None) 
         policy.restore(saved.state)
     except PolicyError as error:
         return f"what the policy learned before is not used: {error}"
+    except Exception as error:  # somebody's own policy
+        said = f"{type(error).__name__}: {error}"
+        return f"what the policy learned before is not used: it cannot be restored: {said}"
     return ""
 
 
