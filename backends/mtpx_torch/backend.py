@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 from typing import TYPE_CHECKING
 
 from mtpx.backend import EngineInfo, EngineOptions, Probe
 from mtpx.errors import BackendError, PackError
 from mtpx.heads import require_wired
-from mtpx.precision import choose_tier
+from mtpx.precision import Precision, Tier, choose_precision, choose_tier
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from mtpx.packs import Pack
     from mtpx_torch.engine import TorchEngine
     from mtpx_torch.head import Head
+    from mtpx_torch.recipe import Recipe
     from mtpx_torch.trunk import Trunk
 
 DEFAULT_CONTEXT = 8192
@@ -25,7 +25,7 @@ DEFAULT_CONTEXT = 8192
 
 
 class TorchBackend:
-    """torch on a CPU or a CUDA device, float32."""
+    """torch on a CPU or a CUDA device."""
 
     name = "torch"
 
@@ -51,19 +51,14 @@ class TorchBackend:
         device = _device(options.device)
         if options.threads is not None:
             torch.set_num_threads(options.threads)
-        product = _product(device, options.extra.get("product", "auto"))
         with torch.inference_mode(), open_checkpoint(pack.weights) as checkpoint:
             context = _context(pack, checkpoint, options)
+            recipe = _recipe(pack, checkpoint, device, options)
             try:
-                trunk = load_trunk(
-                    checkpoint,
-                    product=product,
-                    context=context,
-                    dtype=torch.float32,
-                    device=device,
-                )
-                head = _head(pack, checkpoint, trunk, product)
-                info = _info(pack, checkpoint, trunk, head, options, product, context)
+                trunk = load_trunk(checkpoint, recipe, context=context, device=device)
+                tier = _tier(options.tier, trunk, pack)
+                head = _head(pack, checkpoint, trunk, recipe)
+                info = _info(pack, checkpoint, trunk, head, recipe, tier, context)
                 pipeline = options.pipeline
                 return TorchEngine(
                     info,
@@ -91,8 +86,7 @@ def _check_options(options: EngineOptions) -> None:
         raise BackendError(f"max_width must be at least 1, got {options.max_width}")
     if options.threads is not None and not 1 <= options.threads <= 1024:
         raise BackendError(f"threads must be from 1 to 1024, got {options.threads}")
-    if choose_tier(options.tier, free=False) != "standard":
-        raise BackendError(f"the torch backend has the standard tier only, not {options.tier!r}")
+    choose_tier(options.tier, free=False)
     unknown = options.extra.keys() - {"product"}
     if unknown:
         raise BackendError(
@@ -132,13 +126,38 @@ def _device_name(device: torch.device) -> str:
     return cpu_name()
 
 
-def _product(device: torch.device, asked: str) -> str:
-    from mtpx_torch.product import product_kind
+def _recipe(
+    pack: Pack, checkpoint: Checkpoint, device: torch.device, options: EngineOptions
+) -> Recipe:
+    from mtpx_torch.recipe import make_recipe, reasons
 
+    matrices = {t.kind for t in checkpoint.tensors.values() if len(t.shape) > 1}
+    where = f"{pack.name} on {device.type} ({_device_name(device)})"
+    precision: Precision = "float32"
+    if options.precision != "auto":
+        precision = choose_precision(options.precision, reasons(device, matrices), where)
     try:
-        return product_kind(device, asked)
+        return make_recipe(precision, device, options.extra.get("product", "auto"))
     except ValueError as error:
         raise BackendError(str(error)) from None
+
+
+def _tier(asked: str, trunk: Trunk, pack: Pack) -> Tier:
+    """The tier to run in. Sets the trunk's bucket to what the row-invariant one needs."""
+    from mtpx_torch.invariance import invariant_bucket
+
+    if asked == "standard":
+        return choose_tier(asked, free=False)
+    bucket = invariant_bucket(trunk)
+    if bucket is None and asked == "row-invariant":
+        raise BackendError(
+            f"the row-invariant tier cannot be had for {pack.name} here: torch's kernels give a row "
+            "other bits when other rows run beside it, however it is padded; use --tier standard"
+        )
+    tier = choose_tier(asked, free=bucket == trunk.bucket)
+    if tier == "row-invariant" and bucket is not None:
+        trunk.bucket = bucket
+    return tier
 
 
 def _context(pack: Pack, checkpoint: Checkpoint, options: EngineOptions) -> int:
@@ -154,7 +173,7 @@ def _context(pack: Pack, checkpoint: Checkpoint, options: EngineOptions) -> int:
     return options.context
 
 
-def _head(pack: Pack, checkpoint: Checkpoint, trunk: Trunk, product: str) -> Head | None:
+def _head(pack: Pack, checkpoint: Checkpoint, trunk: Trunk, recipe: Recipe) -> Head | None:
     from mtpx.checkpoint import read_safetensors
     from mtpx_torch.head import load_head
 
@@ -164,14 +183,7 @@ def _head(pack: Pack, checkpoint: Checkpoint, trunk: Trunk, product: str) -> Hea
     tensors, _ = read_safetensors(pack.head)
     if not tensors:
         raise PackError(f"{pack.head} holds no tensors")
-    return load_head(
-        pack.contract,
-        tensors,
-        checkpoint,
-        trunk,
-        product=product,
-        dtype=trunk.embedding.dtype,
-    )
+    return load_head(pack.contract, tensors, checkpoint, trunk, recipe)
 
 
 def _info(
@@ -179,8 +191,8 @@ def _info(
     checkpoint: Checkpoint,
     trunk: Trunk,
     head: Head | None,
-    options: EngineOptions,
-    product: str,
+    recipe: Recipe,
+    tier: Tier,
     context: int,
 ) -> EngineInfo:
     import torch
@@ -189,28 +201,24 @@ def _info(
     limit = 0
     if head is not None:
         limit = min(head.contract.draft_depth_limit, context - 1)
-    itemsize = trunk.embedding.dtype.itemsize
-    numbers = sum(math.prod(t.shape) for t in checkpoint.tensors.values())
-    if not config.tied:
-        numbers -= config.vocab * config.hidden  # an embedding row is looked up, not streamed
     return EngineInfo(
         pack=pack.name,
         backend="torch",
         device=_device_name(trunk.device),
-        dtype=str(trunk.embedding.dtype).removeprefix("torch."),
+        dtype=recipe.precision,
         quantisation=checkpoint.quantisation,
-        tier=choose_tier(options.tier, free=False),
+        tier=tier,
         vocab_size=config.vocab,
         context_limit=context,
         head_depth_limit=limit,
         recurrent=False,
-        plain_step_bytes=numbers * itemsize,
+        plain_step_bytes=trunk.nbytes,
         weights_digest=pack.weights_digest,
         head_digest=pack.head_digest,
         libraries={"torch": str(torch.__version__)},
         details={
             "device": str(trunk.device),
             "threads": str(torch.get_num_threads()),
-            "product": product,
+            "product": recipe.product,
         },
     )

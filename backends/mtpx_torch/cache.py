@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import numpy as np
 import torch
+
+from mtpx_torch.attention import reach
+
+SLACK = 16
+"""Positions past the context that padding rows may write to."""
 
 
 class KVCache:
-    """`keys[i]`, `values[i]`: (width, kv_heads, context, head_dim) for layer i.
+    """`keys[i]`, `values[i]`: (width, kv_heads, room, head_dim) for layer i; room ≥ context.
 
-    Pages of memory are touched only as positions are written, so room for a long context costs
-    nothing on a CPU until it is used.
+    Rows past what was written hold zeros or what a sequence before left, always finite: they are read
+    behind a mask. Pages of memory are touched only as positions are written, so room for a long
+    context costs nothing on a CPU until it is used.
     """
 
     def __init__(
@@ -24,9 +29,14 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (width, kv_heads, context, head_dim)
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
+        shape = (width, kv_heads, reach(context + SLACK), head_dim)
+        self.keys = [zeros(shape, dtype, device) for _ in range(layers)]
+        self.values = [zeros(shape, dtype, device) for _ in range(layers)]
+
+    def clear(self, slot: int, rows: int) -> None:
+        """Zero a slot's first `rows` positions."""
+        for buffer in (*self.keys, *self.values):
+            buffer[slot, :, :rows] = 0
 
     def save_rows(self, slot: int, rows: int) -> list[torch.Tensor]:
         """Copies of a slot's first `rows` positions, one (kv_heads, rows, head_dim) a buffer."""
@@ -38,34 +48,11 @@ class KVCache:
             buffer[slot, :, :rows] = rows_saved[:, :rows]
 
 
-@dataclass(slots=True)
-class Span:
-    """Rows of one slot in a ragged forward: `count` rows from `offset` in the flat batch, written
-    to cache rows start..start+count-1 of `slot`. `mask` (count, start + count) is True where a row
-    may look; `None` for a single row, which sees everything."""
-
-    slot: int
-    start: int
-    count: int
-    offset: int
-    mask: torch.Tensor | None
-
-    @property
-    def end(self) -> int:
-        return self.start + self.count
-
-
-def make_spans(pieces: list[tuple[int, int, int]], group: int, device: torch.device) -> list[Span]:
-    """Spans for (slot, first cache row, count) pieces laid out one after another.
-
-    `group` query heads share a KV head; their rows are stacked, so the mask is (group·count, end).
-    """
-    spans, offset = [], 0
-    for slot, start, count in pieces:
-        mask = None
-        if count > 1:
-            causal = torch.ones(count, start + count, dtype=torch.bool, device=device)
-            mask = causal.tril_(diagonal=start).repeat(group, 1)
-        spans.append(Span(slot, start, count, offset, mask))
-        offset += count
-    return spans
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros whose pages the system hands out when they are first written, on a CPU."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    nbytes = dtype.itemsize
+    for n in shape:
+        nbytes *= n
+    return torch.from_numpy(np.zeros(nbytes, dtype=np.uint8)).view(dtype).view(shape)

@@ -11,7 +11,8 @@ from mtpx.backend import PAIR_QUEUE_LIMIT, Drafts, EngineInfo, Forward, Outcome,
 from mtpx.errors import BackendError, PromptError
 from mtpx.round import Route
 from mtpx.sampling import USE_COMMIT, Sampling, uniforms
-from mtpx_torch.cache import KVCache, make_spans
+from mtpx_torch.attention import make_spans
+from mtpx_torch.cache import SLACK, KVCache, zeros
 from mtpx_torch.judge import judge, outcome, read
 from mtpx_torch.propose import Proposer, TorchDrafts
 from mtpx_torch.sample import Counts, distribution, draw
@@ -43,7 +44,7 @@ class TorchEngine:
         self.trunk, self.head = trunk, head
         self.width, self.pipeline = width, pipeline
         config, like = trunk.config, trunk.embedding
-        self._group = config.heads // config.kv_heads
+        self._fixed = info.tier == "row-invariant"
 
         def cache(layers: int) -> KVCache:
             return KVCache(
@@ -59,10 +60,11 @@ class TorchEngine:
         self.cache = cache(config.layers)
         self.proposer: Proposer | None = None
         if head is not None:
-            hidden = torch.empty(
-                width, info.context_limit, config.hidden, dtype=like.dtype, device=like.device
-            )
-            self.proposer = Proposer(head, cache(head.contract.layers), hidden, self._group)
+            hidden = zeros((width, info.context_limit, config.hidden), like.dtype, like.device)
+            own = cache(head.contract.layers)
+            self.proposer = Proposer(head, own, hidden, fixed=self._fixed)
+        self._like = torch.empty(0, dtype=like.dtype, device=like.device)
+        self._written = [0] * width
         self._free = list(range(width))[::-1]
         self._open: list[TorchSlot] = []
         self._closed = False
@@ -114,9 +116,19 @@ class TorchEngine:
         if sampling.penalised:
             slot.counts = Counts.of(tokens, self._info.vocab_size, self.device)
         self._open.append(slot)
+        self._clear(slot.index)
         if reuse is not None:
             adopt(slot, cast(Snapshot, reuse), self.cache, self.proposer)
+            self._written[slot.index] = slot.filled
         return slot
+
+    def _clear(self, index: int) -> None:
+        """Rows behind a mask are multiplied by 0, which a NaN that was left there would outlive."""
+        if written := self._written[index]:
+            self.cache.clear(index, written + SLACK)
+            if self.proposer is not None:
+                self.proposer.cache.clear(index, written + SLACK)
+        self._written[index] = 0
 
     def _check_prompt(self, tokens: list[int]) -> None:
         if not tokens:
@@ -347,11 +359,12 @@ class TorchEngine:
             count = len(host) + sum(t.shape[0] for t in device)
             ids += [*mine, *device]
             spans.append((slot.index, start, count))
+            self._written[slot.index] = max(self._written[slot.index], start + count)
             positions += range(start, start + count)
         return self.trunk.forward(
             torch.cat(ids),
             torch.tensor(positions, device=self.device),
-            make_spans(spans, self._group, self.device),
+            make_spans(spans, self.trunk.group, self._like, fixed=self._fixed),
             self.cache,
         )
 

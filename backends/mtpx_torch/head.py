@@ -13,17 +13,21 @@ import torch
 
 from mtpx.checkpoint import integers
 from mtpx.heads import TrunkSizes, check_draft_vocab, check_tensors, expected_tensors
-from mtpx_torch.block import Block, Norm
-from mtpx_torch.cache import KVCache, Span
+from mtpx_torch.attention import Span, SpanAttention
+from mtpx_torch.block import Block
+from mtpx_torch.cache import KVCache
 from mtpx_torch.embedding import Embedding
-from mtpx_torch.product import Product, make_product
-from mtpx_torch.trunk import Trunk, WeightReader, load_block, output_rows
+from mtpx_torch.norm import Norm
+from mtpx_torch.product import Product
+from mtpx_torch.trunk import Trunk, load_block
+from mtpx_torch.weights import WeightReader, output_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mtpx.checkpoint import Checkpoint, Tensor
     from mtpx.heads import HeadContract, Role
+    from mtpx_torch.recipe import Recipe
 
 
 class Head:
@@ -64,7 +68,8 @@ class Head:
         e, h = self.norm_embedding(embedded), self.norm_hidden(hidden)
         pair = [e, h] if self.contract.order == "embedding-hidden" else [h, e]
         x = self.fc(torch.cat(pair, dim=-1))
-        return self.block(x, self.trunk.rotary.at(positions), cache.keys[0], cache.values[0], spans)
+        attend = SpanAttention(cache.keys[0], cache.values[0], spans, self.trunk.group)
+        return self.block(x, self.trunk.rotary.at(positions), attend)
 
     def outputs(self, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """residual (rows, H) → (logits over the head's vocabulary, what the next step is fed)."""
@@ -82,9 +87,7 @@ def load_head(
     tensors: Mapping[str, Tensor],
     checkpoint: Checkpoint,
     trunk: Trunk,
-    *,
-    product: str,
-    dtype: torch.dtype,
+    recipe: Recipe,
 ) -> Head:
     """A head from its own tensors. Raises `PackError` listing what does not fit the trunk."""
     config = trunk.config
@@ -103,13 +106,10 @@ def load_head(
             ),
         ),
     )
-    reader = WeightReader(tensors, config, dtype, trunk.device, contract.norm_offset)
+    reader = WeightReader(tensors, config, recipe.dtype, trunk.device, contract.norm_offset)
 
     def take(role: Role) -> torch.Tensor:
         return reader.take(contract.name(role, 0, config.layers))
-
-    def target_output() -> torch.Tensor:
-        return output_rows(WeightReader(checkpoint.tensors, config, dtype, trunk.device))
 
     def norm(role: Role) -> Norm:
         return reader.norm(contract.name(role, 0, config.layers))
@@ -122,22 +122,25 @@ def load_head(
     if contract.shared_output and draft_vocab is None:
         output: Product = trunk.output
     elif contract.shared_output and config.tied and draft_vocab is not None:
-        output = make_product(product, trunk.embedding[draft_vocab])
+        output = recipe.output(trunk.embedding[draft_vocab])
+    elif not contract.shared_output and draft_vocab is None:
+        output = recipe.linear(reader, [contract.name("output", 0, config.layers)], output=True)
     else:
-        own = take("output") if not contract.shared_output else target_output()
-        output = make_product(product, own if draft_vocab is None else own[draft_vocab])
+        target = WeightReader(checkpoint.tensors, config, recipe.dtype, trunk.device)
+        own = output_rows(target) if contract.shared_output else take("output")
+        output = recipe.output(own if draft_vocab is None else own[draft_vocab])
     embedding = trunk.embedding
     if not contract.shared_embedding:
         own_rows = tensors[contract.name("embedding", 0, config.layers)]
-        embedding = Embedding(own_rows, dtype, trunk.device)
+        embedding = Embedding(own_rows, recipe.dtype, trunk.device)
     return Head(
         contract,
         trunk,
         embedding,
         norm("norm_embedding"),
         norm("norm_hidden"),
-        make_product(product, take("fc")),
-        load_block(reader, contract.name("layer", 0, config.layers), product),
+        recipe.linear(reader, [contract.name("fc", 0, config.layers)]),
+        load_block(reader, contract.name("layer", 0, config.layers), recipe),
         norm("norm"),
         output,
         draft_vocab,

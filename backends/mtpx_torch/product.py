@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from mtpx_torch.operators import packed_linear
+
 ROW_BUCKET = 4
 """Packed products run over at least this many rows: the cheapest count under 8, and the same bits
 for a row whether it ran alone or beside three others. The product pads by itself; the trunk pads its
@@ -28,12 +30,18 @@ class Product(Protocol):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights that one product reads."""
+        ...
+
 
 class RowsProduct:
     """torch's own `linear`."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
+        self.nbytes = weight.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -44,37 +52,39 @@ class PackedProduct:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_ROWS_HINT)
-        self.bias = bias
+        self.bias, self._out = bias, weight.shape[0]
+        self.nbytes = weight.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
         if rows < ROW_BUCKET:
             x = F.pad(x, (0, 0, 0, ROW_BUCKET - rows))
-        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, self.weight, self.bias, "none", [], ""
-        )
+        y: torch.Tensor = packed_linear(x, self.weight, self.bias, self._out)
         return y[:rows]
 
 
-def packed_works() -> bool:
+def packed_works(dtype: torch.dtype = torch.float32) -> bool:
     """Whether this torch has the packed product and it computes what `linear` computes."""
     if not torch.backends.mkldnn.is_available():
         return False
     try:
-        w, x = torch.randn(8, 16), torch.randn(3, 16)
-        return bool(torch.allclose(PackedProduct(w)(x), F.linear(x, w), atol=1e-4))
+        w, x = torch.randn(8, 16).to(dtype), torch.randn(3, 16).to(dtype)
+        near = 1e-4 if dtype == torch.float32 else 0.1
+        return bool(torch.allclose(PackedProduct(w)(x), F.linear(x, w), atol=near, rtol=near))
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
 
 
-def product_kind(device: torch.device, asked: str = "auto") -> str:
+def product_kind(
+    device: torch.device, asked: str = "auto", dtype: torch.dtype = torch.float32
+) -> str:
     """ "packed" on a CPU that has it, else "rows"; `asked` may name either.
 
     Raises `ValueError` for any other word, and for "packed" where it does not work.
     """
     if asked not in ("auto", "packed", "rows"):
         raise ValueError(f"product must be auto, packed or rows, got {asked!r}")
-    possible = device.type == "cpu" and packed_works()
+    possible = device.type == "cpu" and packed_works(dtype)
     if asked == "packed" and not possible:
         raise ValueError(f"the packed product does not work on {device.type} here; use rows")
     return "packed" if possible and asked != "rows" else "rows"

@@ -11,7 +11,8 @@ import torch
 
 from mtpx.backend import FloatArray
 from mtpx.sampling import USE_DRAFT
-from mtpx_torch.cache import KVCache, make_spans
+from mtpx_torch.attention import Span, make_spans
+from mtpx_torch.cache import KVCache
 from mtpx_torch.sample import distribution, draw, penalise
 from mtpx_torch.timer import Stopwatch
 
@@ -59,10 +60,11 @@ class TorchDrafts:
 
 class Proposer:
     """Runs the head over slots. `hidden` (width, context, H) is the engine's store of target hidden
-    states by absolute position; `cache` the head's KV, whose row k is pair k."""
+    states by absolute position; `cache` the head's KV, whose row k is pair k; `fixed` the shapes of
+    its attention (`make_spans`)."""
 
-    def __init__(self, head: Head, cache: KVCache, hidden: torch.Tensor, group: int) -> None:
-        self.head, self.cache, self.hidden, self.group = head, cache, hidden, group
+    def __init__(self, head: Head, cache: KVCache, hidden: torch.Tensor, *, fixed: bool) -> None:
+        self.head, self.cache, self.hidden, self.fixed = head, cache, hidden, fixed
 
     @property
     def device(self) -> torch.device:
@@ -101,9 +103,7 @@ class Proposer:
             # A provisional row: made from the head's own output, rewritten by the next propose.
             spots = [(slots[i].index, slots[i].pairs - 1 + step, 1) for i in live]
             positions = torch.tensor([p + 1 for _, p, _ in spots], device=self.device)
-            rows = self.head.forward(
-                tokens, recycled, positions, make_spans(spots, self.group, self.device), self.cache
-            )
+            rows = self.head.forward(tokens, recycled, positions, self._spans(spots), self.cache)
         return [m.finish(u) for m, u in zip(made, uniforms, strict=True)]
 
     def _pairs(self, pieces: list[tuple[TorchSlot, int, int]]) -> torch.Tensor:
@@ -115,9 +115,7 @@ class Proposer:
             positions += range(lo + 1, hi + 1)
             slot.head_rows = hi
         hidden = [self.hidden[slot.index, lo:hi] for slot, lo, hi in pieces]
-        spans = make_spans(
-            [(slot.index, lo, hi - lo) for slot, lo, hi in pieces], self.group, self.device
-        )
+        spans = self._spans([(slot.index, lo, hi - lo) for slot, lo, hi in pieces])
         return self.head.forward(
             torch.tensor(ids, device=self.device),
             hidden[0] if len(hidden) == 1 else torch.cat(hidden),
@@ -125,6 +123,9 @@ class Proposer:
             spans,
             self.cache,
         )
+
+    def _spans(self, pieces: list[tuple[int, int, int]]) -> list[Span]:
+        return make_spans(pieces, self.head.trunk.group, self.hidden, fixed=self.fixed)
 
     def _choose(
         self,

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mtpx.checkpoint import unpermute_rows
-from mtpx_torch.block import Block, BlockShape, Norm, Rotation
-from mtpx_torch.cache import KVCache, Span
-from mtpx_torch.dequant import to_torch
+from mtpx_torch.attention import Span, SpanAttention
+from mtpx_torch.block import Block, BlockShape, Rotation
+from mtpx_torch.cache import SLACK, KVCache
 from mtpx_torch.embedding import Embedding
-from mtpx_torch.product import ROW_BUCKET, Product, make_product
+from mtpx_torch.norm import Norm
+from mtpx_torch.weights import WeightReader, output_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from mtpx.checkpoint import Checkpoint, TargetConfig, Tensor
+    from mtpx.checkpoint import Checkpoint, TargetConfig
+    from mtpx_torch.product import Product
+    from mtpx_torch.recipe import Recipe
 
 
 class Rotary:
@@ -57,6 +57,26 @@ class Trunk:
         self.bucket = bucket
 
     @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.config.heads // self.config.kv_heads
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights that a forward reads."""
+        products = [self.output]
+        norms = [self.norm]
+        for block in self.blocks:
+            products += [block.qkv, block.out, block.gate_up, block.down]
+            norms += [block.attention_norm, block.ffn_norm]
+        return sum(p.nbytes for p in products) + sum(n.weight.nbytes for n in norms)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations, keys and values."""
+        return self.embedding.dtype
+
+    @property
     def device(self) -> torch.device:
         return self.embedding.device
 
@@ -75,82 +95,35 @@ class Trunk:
         rotation = self.rotary.at(positions)
         x = self.embedding[ids]
         for block, keys, values in zip(self.blocks, cache.keys, cache.values, strict=True):
-            x = block(x, rotation, keys, values, spans)
+            x = block(x, rotation, SpanAttention(keys, values, spans, self.group))
         return x
 
 
 def load_trunk(
-    checkpoint: Checkpoint,
-    *,
-    product: str,
-    context: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    checkpoint: Checkpoint, recipe: Recipe, *, context: int, device: torch.device
 ) -> Trunk:
-    """The target's weights, dequantised one tensor at a time and laid out as `product` wants."""
+    """The target's weights, one matrix at a time, laid out as `recipe` wants them."""
     config = checkpoint.config
-    reader = WeightReader(checkpoint.tensors, config, dtype, device)
+    reader = WeightReader(checkpoint.tensors, config, recipe.dtype, device)
     # The largest product first: what packing it needs beside it is gone before the rest comes.
-    output = make_product(product, output_rows(reader), reader.take_if("lm_head.bias"))
+    output = recipe.linear(reader, [output_name(config)], output=True)
     return Trunk(
         config,
-        Embedding(checkpoint.tensors["model.embed_tokens.weight"], dtype, device),
-        [load_block(reader, f"model.layers.{i}.", product) for i in range(config.layers)],
+        Embedding(checkpoint.tensors["model.embed_tokens.weight"], recipe.dtype, device),
+        [load_block(reader, f"model.layers.{i}.", recipe) for i in range(config.layers)],
         reader.norm("model.norm.weight"),
         output,
-        Rotary(config, context, dtype, device),
-        ROW_BUCKET if product == "packed" else 1,
+        Rotary(config, context + SLACK, recipe.dtype, device),
+        recipe.bucket,
     )
 
 
-class WeightReader:
-    """Takes checked tensors by name and puts them on the device, rows in Hugging Face's order."""
-
-    def __init__(
-        self,
-        tensors: Mapping[str, Tensor],
-        config: TargetConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-        norm_offset: int = 0,
-    ) -> None:
-        self.tensors, self.config = tensors, config
-        self.dtype, self.device, self.norm_offset = dtype, device, norm_offset
-
-    def take(self, name: str) -> torch.Tensor:
-        found = self.tensors[name]
-        weight = to_torch(found, self.dtype, self.device)
-        if found.permuted:
-            rows = weight.shape[0]
-            order = unpermute_rows(rows // self.config.head_dim, rows)
-            weight = weight[torch.from_numpy(order).to(self.device)]
-        return weight
-
-    def take_if(self, name: str) -> torch.Tensor | None:
-        return self.take(name) if name in self.tensors else None
-
-    def norm(self, name: str) -> Norm:
-        return Norm(self.take(name) + self.norm_offset, self.config.rms_eps)
-
-
-def output_rows(reader: WeightReader) -> torch.Tensor:
-    """(vocab, hidden) the target's output matrix."""
-    tied = reader.config.tied
-    return reader.take("model.embed_tokens.weight" if tied else "lm_head.weight")
-
-
-def load_block(reader: WeightReader, prefix: str, product: str) -> Block:
+def load_block(reader: WeightReader, prefix: str, recipe: Recipe) -> Block:
     """A block whose tensors are named `prefix` + Hugging Face's Llama names."""
     config = reader.config
 
     def fused(*parts: str) -> Product:
-        weights = [reader.take(f"{prefix}{part}.weight") for part in parts]
-        biases = [reader.take_if(f"{prefix}{part}.bias") for part in parts]
-        bias = None
-        if any(b is not None for b in biases):
-            filled = zip(biases, weights, strict=True)
-            bias = torch.cat([w.new_zeros(w.shape[0]) if b is None else b for b, w in filled])
-        return make_product(product, torch.cat(weights) if weights[1:] else weights[0], bias)
+        return recipe.linear(reader, [f"{prefix}{part}.weight" for part in parts])
 
     def norm_if(part: str) -> Norm | None:
         name = f"{prefix}{part}.weight"

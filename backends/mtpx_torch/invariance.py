@@ -1,0 +1,97 @@
+"""Do a row's bits depend on how many rows ran beside it? Asked of the machine, not assumed.
+
+Every product and the attention of the loaded model is run over the same rows in groups of every size
+that decoding uses. Which kernels a library picks for how many rows is its own affair and changes from
+version to version and from processor to processor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from mtpx_torch.attention import LEAST_ROWS, REACH, causal_mask, mix
+from mtpx_torch.product import Product
+
+if TYPE_CHECKING:
+    from mtpx_torch.trunk import Trunk
+
+GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)
+"""Sizes tried: every depth a head is likely to draft, and several sequences together."""
+
+BUCKETS = (4, 8)
+"""Least numbers of rows to try where a lone row has bits of its own."""
+
+
+def invariant_bucket(trunk: Trunk) -> int | None:
+    """The least number of rows a forward must be padded to for its rows to keep their bits: the
+    trunk's own bucket where that does, at most 8; `None` where no padding helps."""
+    if not _attention_keeps(trunk):
+        return None
+    products = _products(trunk)
+    for bucket in sorted({trunk.bucket, *(b for b in BUCKETS if b > trunk.bucket)}):
+        if all(_keeps(product, rows, bucket) for product, rows in products):
+            return bucket
+    return None
+
+
+def _products(trunk: Trunk) -> list[tuple[Product, torch.Tensor]]:
+    """Each kind of product, and rows that fit it."""
+    block, config = trunk.blocks[0], trunk.config
+    wide = config.heads * config.head_dim
+    pairs = [
+        (block.qkv, config.hidden),
+        (block.out, wide),
+        (block.gate_up, config.hidden),
+        (block.down, config.ffn),
+        (trunk.output, config.hidden),
+    ]
+    made = torch.Generator().manual_seed(0)
+    return [
+        (product, torch.randn(max(GROUPS), n, generator=made).to(trunk.device, trunk.dtype))
+        for product, n in pairs
+    ]
+
+
+def _keeps(product: Product, rows: torch.Tensor, bucket: int) -> bool:
+    whole = product(rows)
+    for size in GROUPS:
+        # The last rows of the group, so that a row also changes its place in it.
+        group = rows[max(0, rows.shape[0] - size) :]
+        if size < bucket:
+            group = torch.cat([group, rows[: bucket - size]])
+        if not torch.equal(product(group)[:size], whole[-size:]):
+            return False
+    return True
+
+
+def _attention_keeps(trunk: Trunk) -> bool:
+    config = trunk.config
+    made = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=made).to(trunk.device, trunk.dtype)
+
+    q = numbers(8, config.heads, config.head_dim)
+    room = 4 * REACH
+    keys, values = (numbers(config.kv_heads, room, config.head_dim) for _ in range(2))
+    first = REACH - 10
+
+    def at(rows: slice, seen: int) -> torch.Tensor:
+        positions = torch.arange(first, first + q.shape[0], device=trunk.device)[rows]
+        group = q[rows]
+        count = group.shape[0]
+        if count < LEAST_ROWS:
+            group, positions = group.repeat(LEAST_ROWS, 1, 1), positions.repeat(LEAST_ROWS)
+        reached = torch.arange(seen, device=trunk.device)
+        mask = causal_mask(positions, reached, trunk.group, trunk.dtype)
+        return mix(group, keys[:, :seen], values[:, :seen], mask)[:count]
+
+    whole = at(slice(0, 8), room)
+    return all(
+        torch.equal(at(slice(i, i + size), seen), whole[i : i + size])
+        for seen in range(REACH, room + 1, REACH)
+        for size in range(1, 9)
+        for i in range(9 - size)
+    )
