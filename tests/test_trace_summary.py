@@ -15,7 +15,7 @@ from mtpx.errors import TraceError
 from mtpx.round import Decision, Route
 from mtpx.trace import docs
 from mtpx.trace.acceptance import (
-    AcceptanceTally,
+    OutcomesTally,
     PositionAcceptance,
     committed_tokens,
     proportion,
@@ -119,9 +119,9 @@ def test_warm_up_is_left_out_of_rounds_acceptance_and_arms() -> None:
 
 
 def test_acceptance_by_position_by_hand() -> None:
-    tally = AcceptanceTally()
+    tally = OutcomesTally()
     for one in [slot(3, 3), slot(3, 1), slot(2, 0), slot(1, 1)]:
-        tally.add(one)
+        tally.add(1, one)
     first, second, third = tally.positions()
     assert first.conditional == first.unconditional == proportion(3, 4)
     # Position 2: judged after 3,3 and 3,1; verified in the first three.
@@ -130,8 +130,8 @@ def test_acceptance_by_position_by_hand() -> None:
 
 
 def test_drafts_after_an_accepted_end_are_not_rejections() -> None:
-    tally = AcceptanceTally()
-    tally.add(slot(3, 1, ended=True))
+    tally = OutcomesTally()
+    tally.add(1, slot(3, 1, ended=True))
     first, second, third = tally.positions()
     assert first.conditional == proportion(1, 1)
     assert second == PositionAcceptance(2, None, None)
@@ -139,8 +139,8 @@ def test_drafts_after_an_accepted_end_are_not_rejections() -> None:
 
 
 def test_a_rejection_replaced_by_an_end_is_a_rejection() -> None:
-    tally = AcceptanceTally()
-    tally.add(slot(2, 1, ended=True, committed=2))
+    tally = OutcomesTally()
+    tally.add(1, slot(2, 1, ended=True, committed=2))
     first, second = tally.positions()
     assert (first.conditional, second.conditional) == (proportion(1, 1), proportion(0, 1))
     assert second.unconditional == proportion(0, 1)

@@ -15,17 +15,18 @@ from trace_makers import a_round, bench_trace, request, run_record, slot, small_
 from mtpx.policy import FixedDepth
 from mtpx.round import Decision, SlotRound
 from mtpx.simulate import Regime
-from mtpx.trace.durations import EXACT, Durations
+from mtpx.trace.acceptance import OutcomesTally
+from mtpx.trace.durations import EXACT, Durations, percentiles
 from mtpx.trace.hindsight import HindsightTally, cost_at, delivered
 from mtpx.trace.schema import EndRecord, Record
 from mtpx.trace.timeline import MOST, Pace
 
 
 def hindsight_of(slots: list[SlotRound], costs: dict[int, float], rates: list[float | None]):  # type: ignore[no-untyped-def]
-    tally = HindsightTally()
+    outcomes = OutcomesTally()
     for one in slots:
-        tally.slot(1, one)
-    return tally.estimate(1, costs, rates)
+        outcomes.add(1, one)
+    return HindsightTally().estimate(1, outcomes.at(1), costs, rates)
 
 
 # -- times in bounded memory -------------------------------------------------------------------------
@@ -35,7 +36,7 @@ def test_few_times_have_their_exact_percentiles() -> None:
     times = Durations()
     for i, ms in enumerate([12.0, 30.0, 14.0]):
         times.add(ms, i)
-    assert times.percentiles([10, 50, 90]) == pytest.approx([12.4, 14.0, 26.8])
+    assert percentiles([times], [10, 50, 90]) == pytest.approx([12.4, 14.0, 26.8])
     assert times.above(13.0) == (2, 1)
 
 
@@ -49,7 +50,7 @@ def test_many_times_have_their_percentiles_to_a_tenth_of_a_per_cent(
     for i, ms in enumerate(values.tolist()):
         times.add(ms, i)
     wanted = np.percentile(values, [10, 50, 90]).tolist()
-    assert times.percentiles([10, 50, 90]) == pytest.approx(wanted, rel=1.5e-3)
+    assert percentiles([times], [10, 50, 90]) == pytest.approx(wanted, rel=1.5e-3)
     assert (times.count, times.total) == (len(values), pytest.approx(float(values.sum())))
 
 

@@ -39,22 +39,29 @@ class PositionAcceptance(msgspec.Struct, frozen=True):
     unconditional: Proportion | None
 
 
-class AcceptanceTally:
-    """Counts by position, one slot's round at a time."""
+class OutcomesTally:
+    """What became of drafts, one sequence's round at a time. There are few different outcomes and many
+    rounds: they are counted here, and positions are gone through at the end."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, int, int], int] = {}
+        self._seen: dict[tuple[int, int, int, int], int] = {}
 
-    def add(self, slot: SlotRound) -> None:
+    def add(self, width: int, slot: SlotRound) -> None:
         """Count one slot whose numbers are consistent (0 ≤ accepted ≤ verified)."""
-        # There are few different outcomes and many rounds: positions are gone through at the end.
-        key = (slot.verified, slot.judged, slot.accepted)
+        accepted, verified = slot.accepted, slot.verified
+        judged = slot.judged if slot.ended else min(accepted + 1, verified)
+        key = (width, verified, judged, accepted)
         self._seen[key] = self._seen.get(key, 0) + 1
 
+    def at(self, width: int) -> dict[tuple[int, int, int], int]:
+        """How often each (verified, judged, accepted) was met at this width."""
+        return {key[1:]: n for key, n in self._seen.items() if key[0] == width}
+
     def positions(self) -> list[PositionAcceptance]:
-        deepest = max((verified for verified, _, _ in self._seen), default=0)
+        """Acceptance by position, over all widths."""
+        deepest = max((verified for _, verified, _, _ in self._seen), default=0)
         known_at, judged_at, accepted_at = ([0] * deepest for _ in range(3))
-        for (verified, judged, accepted), n in self._seen.items():
+        for (_, verified, judged, accepted), n in self._seen.items():
             # After an accepted end the fate of later drafts is unknown, after a rejection it is known.
             known = verified if judged > accepted else judged
             for counts, upto in ((known_at, known), (judged_at, judged), (accepted_at, accepted)):

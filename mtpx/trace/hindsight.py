@@ -18,8 +18,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from mtpx.round import SlotRound
-
 
 class StaticDepth(msgspec.Struct, frozen=True):
     """A fixed depth on this trace: what a round costs, what it delivers a sequence, and the rate.
@@ -57,22 +55,10 @@ class Hindsight(msgspec.Struct, frozen=True):
 
 
 class HindsightTally:
-    """What became of each sequence's drafts, by width; no more than a number for each (verified, accepted)."""
+    """What the arms delivered, by width; `estimate` sets it beside what other depths would have."""
 
     def __init__(self) -> None:
-        self._outcomes: dict[int, dict[tuple[int, int, int], int]] = {}
         self._arms: dict[tuple[int, str], list[float]] = {}
-
-    def slot(self, width: int, slot: SlotRound) -> None:
-        """One sequence's share of a round."""
-        outcomes = self._outcomes.get(width)
-        if outcomes is None:
-            outcomes = self._outcomes[width] = {}
-        # An end among the accepted drafts hides what would have followed, as a depth that was too
-        # small does; both leave the rest to expectation.
-        hidden = slot.accepted >= slot.judged
-        key = (slot.judged, slot.accepted, hidden)
-        outcomes[key] = outcomes.get(key, 0) + 1
 
     def arm(self, width: int, arm: str, tokens: int, ms: float) -> None:
         entry = self._arms.get((width, arm))
@@ -83,11 +69,20 @@ class HindsightTally:
         entry[2] += ms
 
     def estimate(
-        self, width: int, costs: Mapping[int, float], rates: Sequence[float | None]
+        self,
+        width: int,
+        seen: Mapping[tuple[int, int, int], int],
+        costs: Mapping[int, float],
+        rates: Sequence[float | None],
     ) -> Hindsight:
-        """`costs`: ms a round by depth; `rates`: conditional acceptance by position, `None` where
-        nothing was judged."""
-        outcomes = self._outcomes.get(width, {})
+        """`seen`: how often each (verified, judged, accepted) was met at this width; `costs`: ms a round
+        by depth; `rates`: conditional acceptance by position, `None` where nothing was judged."""
+        outcomes: dict[tuple[int, int, int], int] = {}
+        for (_, judged, accepted), n in seen.items():
+            # An end among the accepted drafts hides what would have followed, as a depth that was too
+            # small does; both leave the rest to expectation.
+            key = (judged, accepted, accepted >= judged)
+            outcomes[key] = outcomes.get(key, 0) + n
         rounds = sum(outcomes.values())
         deepest = 0
         for rate in rates:
@@ -147,7 +142,7 @@ class HindsightTally:
 
 def delivered(depth: int, outcome: tuple[int, int, int], rates: Sequence[float | None]) -> float:
     """Tokens a round at `depth` delivers where one was seen that judged, accepted, and hid the rest (as
-    `HindsightTally` counts them); expected where the round did not show it."""
+    `HindsightTally.estimate` counts them); expected where the round did not show it."""
     _, accepted, hidden = outcome
     if depth <= accepted or not hidden:
         return min(depth, accepted) + 1.0

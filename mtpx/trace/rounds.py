@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from mtpx.round import Round
 from mtpx.trace.acceptance import PositionAcceptance, committed_tokens, uniform_acceptance
 from mtpx.trace.anomalies import Anomalies
-from mtpx.trace.durations import Durations
+from mtpx.trace.durations import Durations, percentiles
 
 STALL_FACTOR = 3.0
 """A round this many times the median of its kind is a stall: noise is a few per cent, a deeper
@@ -37,7 +38,8 @@ class RoundsRow(msgspec.Struct, frozen=True):
     """The rounds of one kind: same mode ("mtp", or "plain" with the head off), width, depth, route.
 
     `round_ms` is over all of them that have a valid time. The shares are of the round time, over the
-    rounds where the part was measured. `tokens_per_round` is committed tokens per sequence.
+    rounds where the part was measured and nothing was compiled. `tokens_per_round` is committed
+    tokens per sequence.
     `full_cost_ms` is the median over `full_rounds` clean full rounds: every sequence verified
     `depth` drafts, nothing was compiled, and the policy did not call the time a transition, stall or
     resume. `full_cost_plain` is that in plain rounds of the same width.
@@ -101,71 +103,108 @@ class _Key(NamedTuple):
     route: str
 
 
-class _Kind:
-    """What is kept of the rounds of one kind: numbers only, so a long trace stays small."""
+class Kind:
+    """What is kept of the rounds of one kind: numbers only, so a long trace stays small.
+
+    Times are in three parts: of rounds that compiled something, of clean full rounds, of all others.
+    """
 
     def __init__(self) -> None:
         self.count = self.compiled_now = self.tokens = self.slots = 0
-        self.ms = Durations()
-        self.full = Durations()
-        self.steady = Durations()
-        self.settled = 0
-        self.settled_ms = 0.0
-        self.draft, self.verify, self.host = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
+        self.compiling, self.full, self.other = Durations(), Durations(), Durations()
+        self.stalled = 0
+        self.stalled_ms = 0.0
+        self.draft_ms = self.verify_ms = self.host_ms = 0.0
+        self.draft_of = self.verify_of = self.host_of = 0.0
+        self.rest_ms = self.whole_ms = 0.0
 
-    def add(self, round: Round, tokens: int, valid: bool) -> None:
+    def add(self, round: Round, tokens: int, timed: bool) -> None:
+        """Count a round that committed `tokens`; `timed` says whether its times can be."""
         self.count += 1
-        self.compiled_now += round.compiled_now
         self.tokens += tokens
-        self.slots += len(round.slots)
-        if not valid:
+        slots, compiled = round.slots, round.compiled_now
+        self.slots += len(slots)
+        if compiled:
+            self.compiled_now += 1
+        if not timed:
             return
         ms = round.round_ms
-        self.ms.add(ms)
-        if not round.compiled_now:
-            self.steady.add(ms, round.index)
-        if round.draft_ms is not None:
-            self.draft[0] += round.draft_ms
-            self.draft[1] += ms
-        if round.verify_ms is not None:
-            self.verify[0] += round.verify_ms
-            self.verify[1] += ms
-        if round.host_ms is not None:
-            self.host[0] += round.host_ms
-            self.host[1] += ms
-        if round.compiled_now:
+        if compiled:
+            self.compiling.add(ms, round.index)
             return
-        excluded = round.decision.excluded if round.decision else ""
-        if excluded in MOVING:
-            return
+        draft, verify, host = round.draft_ms, round.verify_ms, round.host_ms
+        rest = ms
+        if host is not None:
+            self.host_ms += host
+            self.host_of += ms
+            rest -= host
+        if draft is None and verify is None:
+            self.whole_ms += max(0.0, rest)
+        else:
+            if draft is not None:
+                self.draft_ms += draft
+                self.draft_of += ms
+                rest -= draft
+            if verify is not None:
+                self.verify_ms += verify
+                self.verify_of += ms
+                rest -= verify
+            if rest > 0.0:
+                self.rest_ms += rest
+        decision = round.decision
+        excluded = decision.excluded if decision is not None else ""
         depth = round.depth
-        for slot in round.slots:
+        full = excluded not in MOVING
+        for slot in slots:
             if slot.verified != depth or slot.drafted != depth:
-                return
-        self.settled += 1
-        self.settled_ms += ms
-        if excluded not in UNCLEAN:
-            self.full.add(ms)
+                full = False
+        if full and excluded not in UNCLEAN:
+            self.full.add(ms, round.index)
+            return
+        self.other.add(ms, round.index)
+        if full:
+            self.stalled += 1
+            self.stalled_ms += ms
 
     @property
     def full_cost(self) -> float | None:
         return self.full.median
+
+    @property
+    def settled(self) -> tuple[int, float]:
+        """Full rounds at the depth the policy had settled on, stalls included, and their ms."""
+        return self.full.count + self.stalled, self.full.total + self.stalled_ms
 
 
 class RoundsTally:
     """Rounds of one run, warm-up left out by the caller."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[str, int, int, str], _Kind] = {}
+        self._kinds: dict[tuple[str, int, int, str], Kind] = {}
 
-    def add(self, round: Round, mode: str, tokens: int, valid: bool) -> None:
-        """Count a round whose counts are consistent and which committed `tokens`; `valid` says whether
-        its times are."""
+    def kind(self, mode: str, round: Round) -> Kind:
+        """Where rounds like this one, of requests of this mode, are counted."""
         key = (mode, len(round.slots), round.depth, round.route.kind)
-        kind = self._kinds.get(key)
-        if kind is None:
-            kind = self._kinds[key] = _Kind()
-        kind.add(round, tokens, valid)
+        found = self._kinds.get(key)
+        if found is None:
+            found = self._kinds[key] = Kind()
+        return found
+
+    def spent(self) -> dict[str, dict[str, float]]:
+        """ms by mode and part of a round, as `mtpx.trace.spent` names them."""
+        out: dict[str, dict[str, float]] = {}
+        for key, kind in self.kinds():
+            parts = out.setdefault(key.mode, {})
+            for part, ms in (
+                ("draft", kind.draft_ms),
+                ("verify", kind.verify_ms),
+                ("host", kind.host_ms),
+                ("rest", kind.rest_ms),
+                ("rounds", kind.whole_ms),
+                ("compiling", kind.compiling.total),
+            ):
+                parts[part] = parts.get(part, 0.0) + ms
+        return out
 
     def routes(self) -> RouteCounts:
         verify = {key: kind for key, kind in self.kinds() if key.depth > 0}
@@ -185,8 +224,9 @@ class RoundsTally:
             )
         ]
 
-    def _row(self, key: _Key, kind: _Kind) -> RoundsRow:
+    def _row(self, key: _Key, kind: Kind) -> RoundsRow:
         cost = kind.full_cost
+        times = [kind.compiling, kind.full, kind.other]
         plain, _ = self._plain(key.width)
         return RoundsRow(
             mode=key.mode,
@@ -195,11 +235,11 @@ class RoundsTally:
             route=key.route,
             rounds=kind.count,
             compiled_now=kind.compiled_now,
-            round_ms=spread(kind.ms),
-            total_ms=kind.ms.total,
-            draft_share=_share(kind.draft),
-            verify_share=_share(kind.verify),
-            host_share=_share(kind.host),
+            round_ms=spread(times),
+            total_ms=sum(part.total for part in times),
+            draft_share=_share(kind.draft_ms, kind.draft_of),
+            verify_share=_share(kind.verify_ms, kind.verify_of),
+            host_share=_share(kind.host_ms, kind.host_of),
             tokens_per_round=kind.tokens / kind.slots if kind.slots else None,
             full_rounds=kind.full.count,
             full_cost_ms=cost,
@@ -208,7 +248,7 @@ class RoundsTally:
 
     def break_even(self, positions: list[PositionAcceptance]) -> list[BreakEven]:
         """One entry per width and depth that ran, on the route most of its full rounds took."""
-        best: dict[tuple[int, int], tuple[_Key, _Kind]] = {}
+        best: dict[tuple[int, int], tuple[_Key, Kind]] = {}
         for key, kind in sorted(self.kinds(), key=lambda found: found[0]):
             if key.depth == 0:
                 continue
@@ -217,7 +257,7 @@ class RoundsTally:
                 best[key.width, key.depth] = (key, kind)
         return [self._break_even(key, kind, positions) for _, (key, kind) in sorted(best.items())]
 
-    def _break_even(self, key: _Key, kind: _Kind, positions: list[PositionAcceptance]) -> BreakEven:
+    def _break_even(self, key: _Key, kind: Kind, positions: list[PositionAcceptance]) -> BreakEven:
         cost = kind.full_cost
         plain, source = self._plain(key.width)
         tokens = committed_tokens(positions, key.depth)
@@ -270,8 +310,9 @@ class RoundsTally:
             median = kind.full.median
             if key.width != width or median is None:
                 continue
-            typical += median * kind.settled
-            actual += kind.settled_ms
+            settled, ms = kind.settled
+            typical += median * settled
+            actual += ms
             if key.depth == 0 and (key.mode == "plain") != (source == "plain runs"):
                 continue
             if kind.full.count > found.get(key.depth, (0, 0.0))[0]:
@@ -289,28 +330,32 @@ class RoundsTally:
                 rounds[key.width] = rounds.get(key.width, 0) + kind.count
         return sorted(rounds, key=lambda width: (-rounds[width], width))
 
-    def kinds(self) -> list[tuple[_Key, _Kind]]:
+    def kinds(self) -> list[tuple[_Key, Kind]]:
         return [(_Key(*key), kind) for key, kind in self._kinds.items()]
 
     def note_stalls(self, anomalies: Anomalies) -> None:
         """Report rounds over 3 times the median of their kind, those that compiled something apart."""
+        count, places = 0, []
         for kind in self._kinds.values():
-            median = kind.steady.median
-            if median is not None:
-                slow, first = kind.steady.above(STALL_FACTOR * median)
-                anomalies.add("stall", first, slow)
+            steady = [part for part in (kind.full, kind.other) if part.count]
+            if steady:
+                (median,) = percentiles(steady, [50])
+                slow = [part.above(STALL_FACTOR * median) for part in steady]
+                count += sum(n for n, _ in slow)
+                places += [where for _, where in slow if where is not None]
+        anomalies.add("stall", min(places, default=None), count)
 
 
-def _share(part_of: list[float]) -> float | None:
-    part, whole = part_of
+def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def spread(times: Durations) -> Spread | None:
-    """Median, 10th and 90th percentile; `None` without times."""
-    if not times.count:
+def spread(times: Sequence[Durations]) -> Spread | None:
+    """Median, 10th and 90th percentile of them together; `None` without times."""
+    known = [part for part in times if part.count]
+    if not known:
         return None
-    p10, median, p90 = times.percentiles([10, 50, 90])
+    p10, median, p90 = percentiles(known, [10, 50, 90])
     return Spread(median=median, p10=p10, p90=p90)
 
 

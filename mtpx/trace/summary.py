@@ -19,27 +19,33 @@ from mtpx.bench.looks import looks_of
 from mtpx.bench.verdict import MARGIN, NO_PLAIN, Verdict, verdicts
 from mtpx.errors import MtpxError, TraceError
 from mtpx.round import Round
-from mtpx.trace.acceptance import AcceptanceTally, PositionAcceptance, committed_tokens
+from mtpx.trace.acceptance import OutcomesTally, PositionAcceptance, committed_tokens
 from mtpx.trace.anomalies import Anomalies, Anomaly
+from mtpx.trace.beliefs import BeliefPoint, BeliefsTally
 from mtpx.trace.choices import Choice, ChoicesTally, Unsampled
 from mtpx.trace.context import ContextRow, ContextTally
 from mtpx.trace.hindsight import Hindsight, HindsightTally
 from mtpx.trace.reader import ReadReport, read
+from mtpx.trace.reliability import ReliabilityRow, ReliabilityTally
 from mtpx.trace.requests import ArmTotals, RequestsTally, RequestTotals
 from mtpx.trace.rounds import (
     LONGEST_ROUND_MS,
     BreakEven,
+    Kind,
     RoundsRow,
     RoundsTally,
     RouteCounts,
     valid,
 )
 from mtpx.trace.schema import BeliefRecord, EndRecord, Record, RequestRecord, RunRecord
-from mtpx.trace.spent import SpentTally, TimePart
+from mtpx.trace.spent import TimePart, time_parts
 from mtpx.trace.timeline import Drift, Pace, Stretch, Timeline
 
 DEEPEST = 1024
 """No head drafts deeper; a larger count is a damaged number."""
+
+LAST = 1 << 48
+"""A billion years of rounds; a larger index is a damaged number."""
 
 
 DRIFT = 0.05
@@ -74,6 +80,7 @@ class RunSummary(msgspec.Struct):
     routes: RouteCounts
     rounds: list[RoundsRow]
     acceptance: list[PositionAcceptance]
+    reliability: list[ReliabilityRow]
     break_even: list[BreakEven]
     timeline: list[Stretch]
     choices: list[Choice]
@@ -83,6 +90,7 @@ class RunSummary(msgspec.Struct):
     context: list[ContextRow]
     drift: Drift | None
     beliefs: int
+    belief_over_time: list[BeliefPoint]
     last_belief: BeliefRecord | None
     warmup_rounds: int
     anomalies: list[Anomaly]
@@ -109,7 +117,8 @@ def summarise_files(
     margin: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Summary:
-    """`summarise` for each trace in `paths`; `progress(bytes read, of all)`, file by file. Raises `TraceError` as `mtpx.trace.reader.read` does."""
+    """`summarise` for each trace in `paths`; `progress(bytes read, of all)`, file by file. Raises
+    `TraceError` as `mtpx.trace.reader.read` does."""
     files = []
     for path in paths:
         report = ReadReport()
@@ -155,14 +164,14 @@ class _Run:
         self.anomalies = Anomalies()
         self.requests = RequestsTally()
         self.rounds = RoundsTally()
-        self.acceptance = AcceptanceTally()
+        self.outcomes, self.reliability = OutcomesTally(), ReliabilityTally()
         self.timeline, self.pace = Timeline(), Pace()
         self.choices, self.hindsight = ChoicesTally(), HindsightTally()
-        self.spent, self.context = SpentTally(), ContextTally()
+        self.context, self.beliefs = ContextTally(), BeliefsTally()
+        self.prefill_ms: dict[str, float] = {}
         self.matched: list[Record] = [run] if run else []
         self.paired: set[int] = set()
-        self.beliefs = self.warmup_rounds = 0
-        self.last_belief: BeliefRecord | None = None
+        self.warmup_rounds = self.mtp_rounds = 0
 
     def add(self, record: Record) -> None:
         if self.run is None:
@@ -176,8 +185,7 @@ class _Run:
             if record.request in self.paired:
                 self.matched.append(record)
         elif isinstance(record, BeliefRecord):
-            self.beliefs += 1
-            self.last_belief = record
+            self.beliefs.add(record, self.mtp_rounds)
 
     def _request(self, record: RequestRecord) -> None:
         self.requests.begin(record, self.anomalies)
@@ -189,7 +197,8 @@ class _Run:
             self.matched.append(record)
         ms = record.prefill_ms
         if not record.warmup and ms is not None and 0.0 <= ms <= LONGEST_ROUND_MS:
-            self.spent.prefill("plain" if record.mode == "plain" else "mtp", ms)
+            mode = "plain" if record.mode == "plain" else "mtp"
+            self.prefill_ms[mode] = self.prefill_ms.get(mode, 0.0) + ms
 
     def _round(self, round: Round) -> None:
         anomalies, slots, index = self.anomalies, round.slots, round.index
@@ -222,28 +231,29 @@ class _Run:
         timed = valid(round)
         if not timed:
             anomalies.add("bad duration", index)
-        self.rounds.add(round, mode, tokens, timed)
+        kind = self.rounds.kind(mode, round)
+        kind.add(round, tokens, timed)
         if timed:
-            self._timed(round, mode, tokens, arm or mode)
+            self._timed(round, mode, kind, tokens, arm or mode)
         if plain:
             return
+        self.mtp_rounds += 1
         self.timeline.add(round, tokens, round.round_ms if timed else 0.0)
         width = len(slots)
         for slot, request in zip(slots, running, strict=True):
             if request is None or not request.warmup:
-                if slot.verified:
-                    self.acceptance.add(slot)
-                self.hindsight.slot(width, slot)
+                self.outcomes.add(width, slot)
+                if slot.confidences:
+                    self.reliability.add(slot, slot.confidences)
 
-    def _timed(self, round: Round, mode: str, tokens: int, arm: str) -> None:
+    def _timed(self, round: Round, mode: str, kind: Kind, tokens: int, arm: str) -> None:
         """A round whose times can be."""
         ms, width = round.round_ms, len(round.slots)
-        self.spent.add(mode, round)
         if mode == "mtp":
             self.choices.add(round.decision, width, round.depth, tokens, ms)
         if round.compiled_now:
             return
-        self.pace.add((mode, width, round.depth, round.route.kind), ms)
+        self.pace.add(kind, ms)
         position = round.slots[0].position if width == 1 else max(s.position for s in round.slots)
         if position >= 0:
             self.context.add(mode, position, tokens, ms)
@@ -261,7 +271,7 @@ class _Run:
                 f"rounds took {drift.change:.0%} longer at the end of the run than at its beginning "
                 "(throttling, other programs, or a growing context)",
             )
-        positions = self.acceptance.positions()
+        positions = self.outcomes.positions()
         rates = [p.conditional.rate if p.conditional else None for p in positions]
         widths = self.rounds.widths()
         costs = {width: self.rounds.costs(width) for width in widths}
@@ -282,21 +292,34 @@ class _Run:
             routes=self.rounds.routes(),
             rounds=self.rounds.rows(),
             acceptance=positions,
+            reliability=self.reliability.rows(),
             break_even=self.rounds.break_even(positions),
             timeline=self.timeline.stretches(),
             choices=self.choices.choices(rate),
             unsampled=self.choices.unsampled(),
             hindsight=(
-                self.hindsight.estimate(widths[0], costs[widths[0]], rates) if widths else None
+                self.hindsight.estimate(
+                    widths[0], self.outcomes.at(widths[0]), costs[widths[0]], rates
+                )
+                if widths
+                else None
             ),
-            spent=self.spent.parts(),
+            spent=time_parts(self._spent()),
             context=self.context.rows(),
             drift=drift,
-            beliefs=self.beliefs,
-            last_belief=self.last_belief,
+            beliefs=self.beliefs.count,
+            belief_over_time=self.beliefs.points(),
+            last_belief=self.beliefs.last,
             warmup_rounds=self.warmup_rounds,
             anomalies=self.anomalies.found(),
         )
+
+    def _spent(self) -> dict[str, dict[str, float]]:
+        """ms by mode and part, reading prompts included."""
+        parts = self.rounds.spent()
+        for mode, ms in self.prefill_ms.items():
+            parts.setdefault(mode, {})["prefill"] = ms
+        return parts
 
     def _verdicts(self, margin: float | None) -> tuple[list[Verdict], str, list[BlockRatio]]:
         if margin is None:
@@ -324,7 +347,7 @@ class _Run:
 def _consistent(round: Round) -> bool:
     """Whether a round's counts can be: anything else is a damaged record."""
     depth = round.depth
-    if not round.slots or round.index < 0 or not 0 <= depth <= DEEPEST:
+    if not round.slots or not 0 <= round.index < LAST or not 0 <= depth <= DEEPEST:
         return False
     for slot in round.slots:
         if not 0 <= slot.accepted <= slot.verified <= slot.drafted <= depth:
