@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,10 +96,9 @@ def test_kept_snapshots_stay_within_their_bounds_and_the_deepest_is_one_of_them(
 
 
 @pytest.fixture
-def unpinned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots._Pinned, "value", None)
     monkeypatch.delenv("MTPX_SNAPSHOT_MIN_TOKENS", raising=False)
-    yield
 
 
 @pytest.mark.usefixtures("unpinned")
