@@ -226,7 +226,11 @@ class Engine(Protocol):
 @runtime_checkable
 class Backend(Protocol):
     """What an entry point of the group `mtpx.backends` names: an object, or a class without
-    constructor arguments."""
+    constructor arguments.
+
+    One that computes architectures the core does not know may also have a method
+    `reads(model_type: str) -> bool`, asked of a folder's config.json before anything is loaded.
+    """
 
     name: str
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 
 from mtpx.backend import Backend
@@ -64,6 +66,18 @@ def choose_backend(name: str, device: str) -> Backend:
         if said
         else "no backend is installed: pip install torch, or mlx on a Mac"
     )
+
+
+def readers(model_types: Sequence[str]) -> list[str]:
+    """The installed backends that say they read one of these architectures (config.json's
+    `model_type`): those with a method `reads`. One that cannot be imported reads nothing."""
+    found = []
+    for name in backend_names():
+        with suppress(BackendError):
+            reads = getattr(get_backend(name), "reads", None)
+            if reads is not None and any(reads(kind) for kind in model_types):
+                found.append(name)
+    return found
 
 
 def _said(error: Exception) -> str:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtpx import digests, paths
+from mtpx import bare, digests, paths
 from mtpx.digests import Progress
 from mtpx.errors import PackError
 from mtpx.heads import HeadContract
@@ -65,10 +65,12 @@ class Entry:
 class Pack:
     """What a backend loads: files that are here and checked.
 
-    `weights` is a `.gguf` file, or a folder with `config.json` and safetensors. `weights_digest` and
-    `head_digest` are sha256 (of several files: of their names and digests), "" without a head.
-    `verified`: the digests are those a manifest promises; a bare file or folder promises none, then
-    `manifest`, `head`, `contract` and `context` are `None` and the pack decodes plain.
+    `weights` is a `.gguf` file, or a folder with `config.json` and safetensors. `head` is a file, or
+    `weights` itself where the head's tensors lie among the trunk's; `None` without a head.
+    `weights_digest` and `head_digest` are sha256 (of several files: of their names and digests), ""
+    without a head. `verified`: the digests are those a manifest promises; a bare file or folder
+    promises none, then `manifest` and `context` are `None`, and `head` and `contract` are there only
+    where the folder holds a head of a known family.
     """
 
     name: str
@@ -331,17 +333,17 @@ def _bare(path: Path, progress: Progress | None) -> Pack:
             if chosen != "."
             else [path / name for name in names if name.endswith((".safetensors", ".json"))]
         )
+    contract = bare.head_of(weights)
+    digest = _joint_digest({f.name: digests.of(f, stamp_elsewhere(f), progress) for f in files})
     return Pack(
         name=path.stem if path.is_file() else path.resolve().name,
         manifest=None,
         folder=folder,
         weights=weights,
-        head=None,
-        contract=None,
-        weights_digest=_joint_digest(
-            {f.name: digests.of(f, stamp_elsewhere(f), progress) for f in files}
-        ),
-        head_digest="",
+        head=weights if contract else None,
+        contract=contract,
+        weights_digest=digest,
+        head_digest=digest if contract else "",
         verified=False,
         context=None,
     )

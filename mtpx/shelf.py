@@ -8,17 +8,13 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from mtpx import digests, fetch, packs
+from mtpx import bare, digests, fetch, packs
+from mtpx.bare import Class
 from mtpx.digests import Progress
-from mtpx.errors import MtpxError, PackError
+from mtpx.errors import PackError
 from mtpx.heads import require_wired
 from mtpx.manifest import HubSource, LocalSource, Manifest, PyPISource
-
-Kind = Literal["verified", "unverified", "plain only", "refused"]
-"""What a pack is good for: it runs as promised; it runs and nobody promised anything; it runs
-without a head; it does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +27,6 @@ class Stored:
     size: int
     whole: bool
     checked: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Class:
-    """What a pack is good for, and the sentence that says why."""
-
-    kind: Kind
-    why: str
 
 
 def stored(entry: packs.Entry) -> Stored:
@@ -90,31 +78,18 @@ def head_line(manifest: Manifest) -> str:
 
 
 def classify(found: packs.Entry | Path) -> Class:
-    """What the pack is good for, before anything is loaded. Bare weights are looked into."""
-    if isinstance(found, packs.Entry):
-        if found.manifest.head is None:
-            return Class("plain only", "the pack has no MTP head")
-        try:
-            require_wired(found.manifest.head.contract)
-        except PackError as error:
-            return Class("refused", str(error))
-        if not stored(found).whole:
-            return Class("verified", "its weights are not here yet; they are checked when fetched")
-        return Class("verified", "its manifest promises digests, checked before anything is loaded")
-    from mtpx.checkpoint import open_checkpoint
-
+    """What the pack is good for, before anything is loaded. Of bare weights the headers are read."""
+    if not isinstance(found, packs.Entry):
+        return bare.classify(found)
+    if found.manifest.head is None:
+        return Class("plain only", "the pack has no MTP head")
     try:
-        with open_checkpoint(found) as checkpoint:
-            heads = [name for name in checkpoint.tensors if name.startswith(("mtp.", "model.mtp_"))]
-    except MtpxError as error:
+        require_wired(found.manifest.head.contract)
+    except PackError as error:
         return Class("refused", str(error))
-    if heads:
-        return Class(
-            "plain only",
-            f"the checkpoint holds an MTP head ({len(heads)} tensors), but no manifest says how it is "
-            "wired",
-        )
-    return Class("plain only", "bare weights: no manifest, no MTP head")
+    if not stored(found).whole:
+        return Class("verified", "its weights are not here yet; they are checked when fetched")
+    return Class("verified", "its manifest promises digests, checked before anything is loaded")
 
 
 def verify(name_or_dir: str | Path, progress: Progress | None = None) -> packs.Pack:

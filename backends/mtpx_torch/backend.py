@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mtpx.backend import EngineInfo, EngineOptions, Probe
 from mtpx.errors import BackendError, PackError
-from mtpx.heads import require_wired
+from mtpx.heads import require_wired, runs_on
 from mtpx.precision import Precision, Tier, choose_precision, choose_tier
 
 if TYPE_CHECKING:
@@ -179,6 +179,8 @@ def _head(pack: Pack, checkpoint: Checkpoint, trunk: Trunk, recipe: Recipe) -> H
 
     if pack.contract is None or pack.head is None:
         return None
+    if pack.manifest is None and not runs_on(pack.contract, "torch"):
+        return None  # nobody asked for this head: the folder happens to hold it
     require_wired(pack.contract, "torch")
     tensors, _ = read_safetensors(pack.head)
     if not tensors:

@@ -82,6 +82,8 @@ def show(pack: str, as_json: bool) -> None:
         facts: dict[str, Any] = {"name": found.stem, "folder": str(found)}
     else:
         facts = _facts(found)
+    if verdict.head:
+        facts["head"] = verdict.head
     facts |= {"class": verdict.kind, "why": verdict.why}
     if as_json:
         _say_json(facts)

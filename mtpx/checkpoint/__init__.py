@@ -9,14 +9,17 @@ from mtpx.checkpoint.config import (
     TargetConfig,
 )
 from mtpx.checkpoint.dequantise import dequantise, integers
+from mtpx.checkpoint.headers import Announced, Headers, read_config, read_headers
 from mtpx.checkpoint.mapped import forget
 from mtpx.checkpoint.safetensors import read_safetensors
 from mtpx.checkpoint.tensor import BLOCKS, Kind, Tensor, unpermute_rows
 
 __all__ = [
     "BLOCKS",
+    "Announced",
     "Checkpoint",
     "FactorScaling",
+    "Headers",
     "Kind",
     "LinearScaling",
     "Llama3Scaling",
@@ -27,6 +30,8 @@ __all__ = [
     "forget",
     "integers",
     "open_checkpoint",
+    "read_config",
+    "read_headers",
     "read_safetensors",
     "unpermute_rows",
 ]

@@ -9,21 +9,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
-
 from mtpx.checkpoint.config import TargetConfig
 from mtpx.checkpoint.config_gguf import config_from_gguf
 from mtpx.checkpoint.config_json import config_from_folder
 from mtpx.checkpoint.gguf import read_gguf
 from mtpx.checkpoint.layout import canonical_name, check_gguf_names, check_tensors, is_permuted
-from mtpx.checkpoint.mapped import read_small, reason
+from mtpx.checkpoint.mapped import reason
 from mtpx.checkpoint.safetensors import read_safetensors
+from mtpx.checkpoint.shards import INDEX, shards
 from mtpx.checkpoint.tensor import Kind, Tensor
 from mtpx.errors import PackError
-
-INDEX = "model.safetensors.index.json"
-INDEX_LIMIT = 256 * 2**20
-"""Bytes; the largest indices of real models have a few megabytes."""
 
 
 @dataclass(slots=True)
@@ -122,7 +117,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 
 def _open_folder(folder: Path, names: list[str]) -> Checkpoint:
     config = config_from_folder(folder)
-    files = _shards(folder, names)
+    files = shards(folder, names)
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
     for file, wanted in files.items():
@@ -139,31 +134,3 @@ def _open_folder(folder: Path, names: list[str]) -> Checkpoint:
         metadata |= said
     check_tensors(config, tensors, str(folder))
     return Checkpoint(config, tensors, metadata, tuple(folder / f for f in files))
-
-
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
-
-
-def _shards(folder: Path, names: list[str]) -> dict[str, list[str]]:
-    """File name to the tensors the index places in it (none named where there is no index)."""
-    if INDEX not in names:
-        single = [n for n in names if n.endswith(".safetensors")]
-        if "model.safetensors" in single:
-            return {"model.safetensors": []}
-        if len(single) > 1:
-            raise PackError(f"{folder} holds {len(single)} .safetensors files but no {INDEX}")
-        return {single[0]: []}
-    path = folder / INDEX
-    try:
-        index = msgspec.json.decode(read_small(path, INDEX_LIMIT), type=_Index)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise PackError(f"{path} cannot be used: {error}") from error
-    files: dict[str, list[str]] = {}
-    for tensor, file in index.weight_map.items():
-        if file not in names or not file.endswith(".safetensors"):
-            raise PackError(f"{path} names the file {file!r}, which is not in the folder")
-        files.setdefault(file, []).append(tensor)
-    if not files:
-        raise PackError(f"{path} names no tensors")
-    return files

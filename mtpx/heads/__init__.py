@@ -8,10 +8,19 @@ with what is known about it.
 
 from __future__ import annotations
 
-from mtpx.heads.blocks import Shape
+from mtpx.heads.blocks import Shape, experts_layout
 from mtpx.heads.contract import FAR_DEPTH, RECYCLED_DEPTH_LIMIT, HeadContract, Role
 from mtpx.heads.declare import declared
 from mtpx.heads.families import FAMILIES, Family, require_wired, runs_on
+from mtpx.heads.norms import stored_offset
+from mtpx.heads.recognise import (
+    Recognised,
+    announced_layers,
+    family_of,
+    looks_like_a_head,
+    recognise,
+)
+from mtpx.heads.stored import logical_shapes
 from mtpx.heads.tensors import check_draft_vocab, check_tensors, expected_tensors
 from mtpx.heads.trunk import Experts, TrunkSizes, sizes_from_config, text_config
 
@@ -22,15 +31,23 @@ __all__ = [
     "Experts",
     "Family",
     "HeadContract",
+    "Recognised",
     "Role",
     "Shape",
     "TrunkSizes",
+    "announced_layers",
     "check_draft_vocab",
     "check_tensors",
     "declared",
     "expected_tensors",
+    "experts_layout",
+    "family_of",
+    "logical_shapes",
+    "looks_like_a_head",
+    "recognise",
     "require_wired",
     "runs_on",
     "sizes_from_config",
+    "stored_offset",
     "text_config",
 ]

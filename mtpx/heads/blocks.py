@@ -9,30 +9,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Literal
 
 from mtpx.errors import PackError
 from mtpx.heads.trunk import Experts, TrunkSizes
+
+ExpertsLayout = Literal["each", "fused", "stacked"]
+"""How a mixture's matrices lie in a file: each expert's under its number (Qwen's own files), all in
+two tensors with gate and up joined (transformers'), or all in three (MLX's)."""
 
 Shape = tuple[int | None, ...]
 """A tensor's shape; `None` is any length."""
 
 
-def block_tensors(kind: str, trunk: TrunkSizes) -> dict[str, Shape]:
+def block_tensors(
+    kind: str, trunk: TrunkSizes, experts: ExpertsLayout = "each"
+) -> dict[str, Shape]:
     """Names after the layer's prefix, and shapes. Raises `PackError` for a kind nobody has wired."""
     if kind not in _BLOCKS:
         raise PackError(
             f"the head's block {kind!r} is not wired; wired are {', '.join(sorted(_BLOCKS))}"
         )
-    return _BLOCKS[kind](trunk)
+    block = _BLOCKS[kind](trunk)
+    if "mlp.gate.weight" in block and trunk.experts is not None:
+        block |= _under("mlp.", _mixture(trunk.experts, trunk.hidden, experts))
+    return block
 
 
-def experts_one_by_one(experts: Experts, hidden: int) -> dict[str, Shape]:
-    """A mixture's tensors, an expert's matrices each under its number: Qwen's own naming."""
+def experts_layout(names: Iterable[str]) -> ExpertsLayout:
+    """The layout these tensors' names are in."""
+    names = list(names)
+    if any(".mlp.experts.gate_up_proj" in name for name in names):
+        return "fused"
+    return "stacked" if any(".mlp.switch_mlp." in name for name in names) else "each"
+
+
+def _mixture(experts: Experts, hidden: int, layout: ExpertsLayout) -> dict[str, Shape]:
+    one = _swiglu(hidden, experts.ffn)
+    if layout == "fused":
+        return {
+            "experts.gate_up_proj": (experts.count, 2 * experts.ffn, hidden),
+            "experts.down_proj": (experts.count, hidden, experts.ffn),
+        }
+    if layout == "stacked":
+        return {f"switch_mlp.{name}": (experts.count, *shape) for name, shape in one.items()}
     return {
-        f"mlp.experts.{e}.{name}": shape
-        for e in range(experts.count)
-        for name, shape in _swiglu(hidden, experts.ffn).items()
+        f"experts.{e}.{name}": shape for e in range(experts.count) for name, shape in one.items()
     }
 
 
@@ -86,7 +109,6 @@ def _qwen3_next(trunk: TrunkSizes) -> dict[str, Shape]:
             "mlp.gate.weight": (trunk.experts.count, trunk.hidden),
             **_under("mlp.shared_expert.", _swiglu(trunk.hidden, trunk.experts.shared_ffn)),
             "mlp.shared_expert_gate.weight": (1, trunk.hidden),
-            **experts_one_by_one(trunk.experts, trunk.hidden),
         }
     return {**_norms(trunk.hidden), **_under("self_attn.", attention), **mlp}
 

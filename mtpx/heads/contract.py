@@ -73,5 +73,44 @@ class HeadContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         if role not in self.tensors:
             raise PackError(f"the {self.family} head's contract names no tensor for {role!r}")
-        template = self.prefix + self.tensors[role]
-        return template.replace("{i}", str(layer)).replace("{n}", str(trunk_layers + layer))
+        return _numbered(self.prefix + self.tensors[role], layer, trunk_layers)
+
+    def wiring(self) -> str:
+        """The wiring in words, for a person who compares it with another engine's."""
+        first, second = self.order.split("-")
+        recycled = {
+            "after": "its final norm's output is recycled",
+            "before": "its output before its final norm is recycled",
+            None: "nothing is recycled",
+        }[self.recycled]
+        own = [
+            name
+            for name, shared in (
+                ("embedding", self.shared_embedding),
+                ("output matrix", self.shared_output),
+            )
+            if not shared
+        ]
+        parts = [
+            f"{first} first, then {second}",
+            f"hidden states from {self.hidden} the target's final norm",
+            recycled,
+            "norms stored as w, 1 + w applied" if self.norm_offset else "norms applied as stored",
+            f"{self.layers} layer{'s' if self.layers > 1 else ''} of the {self.block} kind",
+            f"{' and '.join(own)} of its own"
+            if own
+            else "the target's embedding and output matrix",
+        ]
+        if self.zero_first_embedding:
+            parts.append("the first pair's embedding zeroed")
+        if self.positions == "constant":
+            parts.append("at a constant position")
+        return ", ".join(parts)
+
+    def full_prefix(self, layer: int = 0, trunk_layers: int = 0) -> str:
+        """What the names of this layer's tensors begin with."""
+        return _numbered(self.prefix, layer, trunk_layers)
+
+
+def _numbered(template: str, layer: int, trunk_layers: int) -> str:
+    return template.replace("{i}", str(layer)).replace("{n}", str(trunk_layers + layer))

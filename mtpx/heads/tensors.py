@@ -9,13 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mtpx.errors import PackError
-from mtpx.heads.blocks import Shape, block_tensors
+from mtpx.heads.blocks import ExpertsLayout, Shape, block_tensors
 from mtpx.heads.contract import HeadContract, Role
 from mtpx.heads.families import require_wired
 from mtpx.heads.trunk import TrunkSizes
 
 
-def expected_tensors(contract: HeadContract, trunk: TrunkSizes) -> dict[str, Shape]:
+def expected_tensors(
+    contract: HeadContract, trunk: TrunkSizes, experts: ExpertsLayout = "each"
+) -> dict[str, Shape]:
     """Names and shapes of a head's tensors on a trunk of these sizes; matrices are (out, in).
 
     Raises `PackError` when no backend of today can run the head.
@@ -30,7 +32,7 @@ def expected_tensors(contract: HeadContract, trunk: TrunkSizes) -> dict[str, Sha
         "embedding": (trunk.vocab, trunk.hidden),
         "output": (trunk.vocab, trunk.hidden),
     }
-    block = block_tensors(contract.block, trunk)
+    block = block_tensors(contract.block, trunk, experts)
     expected: dict[str, Shape] = {}
     for role in contract.tensors:
         name = contract.name(role, trunk_layers=trunk.layers)
