@@ -16,7 +16,7 @@ from trace_makers import a_round, bench_trace, request, run_record, slot, small_
 
 from mtpx.errors import MtpxError, TraceError
 from mtpx.trace.files import new_trace_path
-from mtpx.trace.schema import EndRecord
+from mtpx.trace.schema import BeliefRecord, EndRecord
 from mtpx.trace.summary import summarise_files
 from mtpx_cli.draw import Notes, clean, number
 from mtpx_cli.trace import trace
@@ -84,6 +84,20 @@ def test_what_is_absent_is_a_dash_with_its_reason(tmp_path: Path) -> None:
         "no depth-0 round was run at width 1",
     ):
         assert f"] {reason}" in text
+
+
+def test_what_the_head_said_stands_beside_what_stood(tmp_path: Path) -> None:
+    rounds = [a_round(i, slot(1, int(i < 3), confidences=[-0.3])) for i in range(4)]
+    text = said(report(written(tmp_path / "t.jsonl", [run_record(), request(0), *rounds])))
+    # exp(-0.5) to exp(-0.25), exp(-0.3); three of four.
+    assert "60.7–77.9 % 74.1 % 75.0 % 30.1–95.4 4" in text
+
+
+def test_what_the_policy_believed_last_is_told_by_depth(tmp_path: Path) -> None:
+    belief = BeliefRecord(0, "any", {"selected": 1, "tokens_per_s": {"0": 30.0, "1": 45.0}})
+    records = [run_record(), request(0), a_round(0, slot(1, 1)), belief]
+    text = said(report(written(tmp_path / "t.jsonl", records)))
+    assert "depth 1 held best; expected tok/s by depth 0: 30.0, 1: 45.0." in text
 
 
 @pytest.mark.parametrize("columns", [80, 100])

@@ -22,7 +22,7 @@ from trace_makers import a_round, bench_trace, request, run_record, slot, small_
 from mtpx.errors import TraceError
 from mtpx.policy.ollama import OllamaDepth
 from mtpx.trace.page import check_writable, page, write_page
-from mtpx.trace.schema import EndRecord, Record
+from mtpx.trace.schema import BeliefRecord, EndRecord, Record
 from mtpx.trace.summary import FileSummary, Summary, summarise, summarise_files
 from mtpx.trace.svg import ticks, whole_ticks
 from mtpx_cli.trace import trace
@@ -44,11 +44,24 @@ def everything() -> list[Record]:
     for i, record in enumerate(bench):
         if isinstance(record, EndRecord) and i % 3:
             record.sha256 = "other"
+    believed = [
+        run_record(),
+        request(0),
+        *(
+            record
+            for i in range(4)
+            for record in (
+                a_round(i, slot(2, i % 3, confidences=[-0.1 - i, -0.7])),
+                BeliefRecord(i, "any", {"selected": 1, "tokens_per_s": {"0": 30.0, "1": 40.0 + i}}),
+            )
+        ),
+    ]
     torn = [run_record(), request(0, session=1, reused_tokens=3), a_round(0, slot(1, 1))]
     return [
         *bench,
         *simulated_trace(REGIME, OllamaDepth(), tokens=800, requests=2),
         *small_trace(),
+        *believed,
         *torn,
     ]
 
@@ -70,6 +83,18 @@ def test_what_is_absent_is_a_dash_with_its_reason() -> None:
     text = page_of([run_record(), request(0), a_round(0, slot(1, 1))])
     assert '<span class="absent">–<a href="#' in text
     assert "the time to the first token was not recorded</li>" in text
+
+
+def test_what_the_policy_believed_is_a_line_a_depth() -> None:
+    beliefs: list[Record] = []
+    for i in range(3):
+        beliefs.append(a_round(i, slot(1, 1)))
+        beliefs.append(BeliefRecord(i, "any", {"tokens_per_s": {"0": 30.0, "2": 40.0 + i}}))
+    picture = page_of([run_record(), request(0), *beliefs]).partition("What the policy believed")[2]
+    picture = picture[: picture.index("</svg>")]
+    assert picture.count("<path") == 2
+    assert "depth 0" in picture
+    assert "depth 2" in picture
 
 
 def test_names_from_a_trace_are_text_and_never_markup() -> None:

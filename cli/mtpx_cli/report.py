@@ -223,6 +223,28 @@ def _acceptance(run: RunSummary, notes: Notes) -> Iterable[RenderableType]:
     ]
     columns = ["position", "if all before", "95 %", "of", "overall", "95 %", "of"]
     yield table(columns, rows)
+    yield from _reliability(run, notes)
+
+
+def _reliability(run: RunSummary, notes: Notes) -> Iterable[RenderableType]:
+    import math
+
+    from rich.text import Text
+
+    if not run.reliability:
+        return
+    rows = []
+    for row in run.reliability:
+        low = 0.0 if row.lower is None else math.exp(row.lower)
+        rows.append(
+            [
+                f"{100 * low:.1f}–{100 * math.exp(row.upper):.1f} %",
+                percent(row.said, 1),
+                *_proportion(row.stood, notes, "no draft was judged"),
+            ]
+        )
+    yield Text("")
+    yield table(["head was sure to", "said", "stood", "95 %", "of"], rows)
 
 
 def _proportion(value: Proportion | None, notes: Notes, reason: str) -> list[str]:

@@ -85,6 +85,15 @@ def _belief(run: RunSummary) -> Iterable[RenderableType]:
     last = run.last_belief
     if last is None:
         return
+    if run.belief_over_time:
+        final = run.belief_over_time[-1]
+        best = "" if final.selected is None else f"depth {final.selected} held best; "
+        speeds = ", ".join(f"{depth}: {number(v)}" for depth, v in final.tokens_per_s.items())
+        yield Text(
+            f"Believed at the last of {run.beliefs} looks: {best}expected tok/s by depth {speeds}.",
+            style="dim",
+        )
+        return
     said = "; ".join(f"{clean(k)} {_short(v)}" for k, v in last.belief.items())
     yield Text(f"Believed at round {last.round}: {said or 'nothing'}.", style="dim")
 

@@ -139,6 +139,27 @@ def _bar(
     )
 
 
+def reliability(run: RunSummary, at: str) -> Markup | None:
+    """How often drafts stood over how sure the head was, with intervals, against the diagonal."""
+    if not run.reliability:
+        return None
+    picture = Picture("How often drafts stood, by how sure the head was", 300.0)
+    y = picture.y_axis([0, 0.2, 0.4, 0.6, 0.8, 1.0], "stood", "{:.0%}")
+    x = picture.x_axis([0, 0.2, 0.4, 0.6, 0.8, 1.0], "the head was sure to", "{:.0%}")
+    picture.add("line", class_="rule", x1=x(0.0), x2=x(1.0), y1=y(0.0), y2=y(1.0))
+    for i, row in enumerate(run.reliability):
+        stood, where = row.stood, f"{at}/reliability/{i}/stood/rate"
+        label = f"said {row.said:.1%}: {stood.rate:.1%} of {stood.trials} stood"
+        middle = x(row.said)
+        picture.add(
+            "line", class_="whisker", x1=middle, x2=middle, y1=y(stood.low), y2=y(stood.high)
+        )
+        picture.mark(
+            "circle", label, where, stood.rate, class_="a", cx=middle, cy=y(stood.rate), r=5.0
+        )
+    return picture.markup()
+
+
 def costs(run: RunSummary, at: str) -> Markup | None:
     """What a full round costs, by depth and route, with the spread of all rounds of its kind."""
     known = [(i, r) for i, r in enumerate(run.rounds) if r.full_cost_ms is not None]
@@ -192,6 +213,36 @@ def depth_over_time(run: RunSummary, at: str) -> Markup | None:
     said = [(a, b, y(s.selected)) for a, b, s in spans if s.selected is not None]
     if said:
         picture.add("path", class_="line dashed b", d=steps(said))
+    return picture.markup()
+
+
+DASHES = ("", "7 4", "2 3", "9 3 2 3", "4 2", "1 4", "12 4", "6 2 1 2")
+"""A line's pattern by depth: lines that cross are told apart without their colours."""
+
+
+def beliefs(run: RunSummary, at: str) -> Markup | None:
+    """What the policy expected of each depth, a line a depth, its name at its end."""
+    points = run.belief_over_time
+    depths = sorted({depth for point in points for depth in point.tokens_per_s})
+    if len({point.after for point in points}) < 2:
+        return None
+    rounds = max(sum(s.rounds for s in run.timeline), points[-1].after)
+    picture = Picture("What the policy believed", 260.0)
+    fastest = max(speed for point in points for speed in point.tokens_per_s.values())
+    y = picture.y_axis(ticks(0.0, fastest), "tok/s")
+    x = picture.x_axis(ticks(0, rounds, 8), "MTP rounds")
+    ends: list[float] = []
+    for n, depth in enumerate(depths):
+        known = [(p.after, p.tokens_per_s[depth]) for p in points if depth in p.tokens_per_s]
+        kind = f"line p{n % 7}"
+        line = path([(x(after), y(speed)) for after, speed in known])
+        picture.add("path", class_=kind, stroke_dasharray=DASHES[n % len(DASHES)] or None, d=line)
+        end = y(known[-1][1]) - 5.0
+        while any(abs(end - other) < 12.0 for other in ends):
+            end -= 12.0
+        ends.append(end)
+        name = f"depth {depth}"
+        picture.add("text", name, class_="tick", x=x(known[-1][0]), y=end, text_anchor="end")
     return picture.markup()
 
 
@@ -320,8 +371,10 @@ def context(run: RunSummary, at: str) -> Markup | None:
 PICTURES = {
     "ratios": ratios,
     "acceptance": acceptance,
+    "reliability": reliability,
     "costs": costs,
     "depth": depth_over_time,
+    "beliefs": beliefs,
     "speed": speed_over_time,
     "rivals": rivals,
     "shares": shares,
