@@ -1,0 +1,163 @@
+"""Taking rows back from GatedDeltaNet layers: whatever was rejected, what follows is what mlx-lm's own
+layer computes when it sees the accepted rows only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+mx = pytest.importorskip("mlx.core")
+pytest.importorskip("mlx_lm")
+
+import numpy as np  # noqa: E402
+
+from mtpx_mlx import recurrent  # noqa: E402
+from mtpx_mlx.models import light  # noqa: E402
+from mtpx_mlx.recurrent import DeltaCache, DeltaLayer, DeltaMixer  # noqa: E402
+
+H = 24
+SIZES: dict[str, Any] = {
+    "hidden_size": H,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_conv_kernel_dim": 4,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def mlx_layer(kind: str) -> Any:
+    """mlx-lm's own layer with random weights."""
+    module = light(f"models.{kind}")
+    mx.random.seed(3)
+    if kind == "qwen3_5":
+        return module.GatedDeltaNet(module.TextModelArgs(**SIZES))
+
+    class Config:
+        pass
+
+    config = Config()
+    config.__dict__.update(SIZES)
+    return module.Qwen3NextGatedDeltaNet(config)
+
+
+LAYERS = {kind: mlx_layer(kind) for kind in ("qwen3_5", "qwen3_next")}
+
+
+def inputs(rows: int, seed: int) -> Any:
+    return mx.array(np.random.default_rng(seed).standard_normal((1, rows, H)).astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", sorted(LAYERS))
+def test_the_mixer_computes_what_mlx_lms_layer_computes(kind: str) -> None:
+    layer = LAYERS[kind]
+    cache = light("models.cache").ArraysCache(size=2)
+    mine = DeltaCache()
+    mixer = DeltaMixer(layer)
+    for seed, rows in enumerate((5, 1, 3, 70, 1)):
+        x = inputs(rows, seed)
+        expected, found = layer(x, None, cache), mixer(x, None, mine)
+        np.testing.assert_allclose(np.array(found), np.array(expected), rtol=1e-5, atol=1e-6)
+    assert mine.after is not None
+    np.testing.assert_allclose(np.array(mine.after.window), np.array(cache[0]), rtol=1e-6)
+    np.testing.assert_allclose(np.array(mine.after.state), np.array(cache[1]), rtol=1e-4, atol=1e-6)
+
+
+ROUNDS = st.lists(
+    st.integers(1, 5).flatmap(lambda rows: st.tuples(st.just(rows), st.integers(0, rows))),
+    min_size=1,
+    max_size=6,
+)
+
+
+@pytest.mark.parametrize("kind", sorted(LAYERS))
+@settings(max_examples=25, deadline=None)
+@given(rounds=ROUNDS)
+def test_rejected_rows_leave_no_mark(kind: str, rounds: list[tuple[int, int]]) -> None:
+    layer, mixer = LAYERS[kind], DeltaMixer(LAYERS[kind])
+    state = DeltaLayer(DeltaCache())
+    stood: list[Any] = []
+    position = 0
+    for seed, (rows, accepted) in enumerate(rounds):
+        x = inputs(rows, seed)
+        state.begin(position, rows)
+        mixer(x, None, state.cache)
+        assert state.reach(position + accepted) == position + accepted
+        state.keep(position + accepted)
+        stood.append(x[:, :accepted])
+        position += accepted
+    last = inputs(2, 99)
+    state.begin(position, 2)
+    found = mixer(last, None, state.cache)
+    expected = layer(mx.concatenate([*stood, last], axis=1), None, None)[:, -2:]
+    np.testing.assert_allclose(np.array(found), np.array(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_what_was_rejected_would_be_seen() -> None:
+    """The control: a state that keeps a rejected row gives other outputs by far more than rounding."""
+    mixer = DeltaMixer(LAYERS["qwen3_5"])
+    outputs = []
+    for kept in (2, 3):
+        state = DeltaLayer(DeltaCache())
+        state.begin(0, 3)
+        mixer(inputs(3, 0), None, state.cache)
+        state.keep(kept)
+        state.begin(kept, 1)
+        outputs.append(np.array(mixer(inputs(1, 1), None, state.cache)))
+    assert np.abs(outputs[0] - outputs[1]).max() > 100 * 1e-5
+
+
+def test_rows_can_be_taken_back_one_after_another() -> None:
+    """A draft is rejected, then the person rewinds further into the same round."""
+    mixer = DeltaMixer(LAYERS["qwen3_5"])
+    x, last = inputs(4, 0), inputs(1, 1)
+    state = DeltaLayer(DeltaCache())
+    state.begin(0, 4)
+    mixer(x, None, state.cache)
+    state.keep(3)
+    state.keep(1)
+    state.begin(1, 1)
+    found = mixer(last, None, state.cache)
+    expected = LAYERS["qwen3_5"](mx.concatenate([x[:, :1], last], axis=1), None, None)[:, -1:]
+    np.testing.assert_allclose(np.array(found), np.array(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_only_the_last_forwards_rows_can_be_taken_back() -> None:
+    mixer = DeltaMixer(LAYERS["qwen3_5"])
+    state = DeltaLayer(DeltaCache())
+    for before, rows in ((0, 4), (4, 3)):
+        state.begin(before, rows)
+        mixer(inputs(rows, rows), None, state.cache)
+        state.keep(before + rows)
+    assert [state.reach(p) for p in (9, 7, 6, 4, 3, 0)] == [7, 7, 6, 4, 0, 0]
+
+
+def test_a_long_piece_of_a_prompt_is_not_kept_row_by_row() -> None:
+    mixer = DeltaMixer(LAYERS["qwen3_5"])
+    state = DeltaLayer(DeltaCache())
+    rows = recurrent.REPLAYED_ROWS + 1
+    state.begin(0, rows)
+    mixer(inputs(rows, 0), None, state.cache)
+    assert state.cache.rows is None
+    assert [state.reach(rows), state.reach(rows - 1)] == [rows, 0]
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    mixer = DeltaMixer(LAYERS["qwen3_5"])
+    x, last = inputs(3, 0), inputs(1, 1)
+    state = DeltaLayer(DeltaCache())
+    state.begin(0, 3)
+    mixer(x, None, state.cache)
+    twin = state.copy()
+    state.keep(1)
+    state.begin(1, 1)
+    mixer(last, None, state.cache)
+    twin.keep(2)
+    twin.begin(2, 1)
+    found = mixer(last, None, twin.cache)
+    expected = LAYERS["qwen3_5"](mx.concatenate([x[:, :2], last], axis=1), None, None)[:, -1:]
+    np.testing.assert_allclose(np.array(found), np.array(expected), rtol=1e-4, atol=1e-5)
