@@ -26,6 +26,7 @@ from mtpx.round import Route
 
 if TYPE_CHECKING:
     from mtpx.packs import Pack
+    from mtpx.reuse import Reused
     from mtpx.sampling import Sampling
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -51,7 +52,8 @@ class EngineOptions:
     for, at most the pack's limit; `max_width`: sequences decoded together (the only width cap);
     `precision`: "auto" or one of `mtpx.precision.PRECISIONS`; `tier`: "standard", "row-invariant", or
     "auto" for the second where it costs nothing; `pipeline`: launch the next plain step before this token
-    is read (`None`: where the device runs beside the host); `extra`: backend-specific settings.
+    is read (`None`: where the device runs beside the host); `carry`: adopt the head's rows of a session's
+    turn before (`mtpx.carry`; never armed with `max_width` above 1); `extra`: backend-specific settings.
     """
 
     device: str = "auto"
@@ -61,6 +63,7 @@ class EngineOptions:
     precision: str = "auto"
     tier: str = "auto"
     pipeline: bool | None = None
+    carry: bool = True
     extra: dict[str, str] = field(default_factory=dict)
 
 
@@ -94,6 +97,11 @@ class Slot(Protocol):
     @property
     def tokens(self) -> Sequence[int]:
         """Committed token ids, prompt first; the last one is pending."""
+        ...
+
+    @property
+    def reused(self) -> Reused:
+        """What was taken over from `reuse` when it was opened; the head's part once prefill is done."""
         ...
 
     def rewind(self, position: int) -> int:
@@ -181,7 +189,9 @@ class Engine(Protocol):
 
         `seed` and `request` name the stream of uniforms. A round stops at the first of `end_ids`.
         `head=False` makes a plain run: nothing is queued for the head and nothing flushed.
-        `session` and `reuse` (a snapshot) allow what an earlier turn computed to be adopted.
+        `reuse` (a snapshot) lends what it holds of the target for the common prefix of the tokens; the
+        head's rows are lent within a `session` only (0: none). Where they are not, the head starts
+        with the first position the target computes.
         Raises `MtpxError` when `EngineOptions.max_width` slots are open or the prompt does not fit.
         """
         ...

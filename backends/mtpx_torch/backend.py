@@ -6,6 +6,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from mtpx.backend import EngineInfo, EngineOptions, Probe
+from mtpx.carry import carry_armed, carry_state
 from mtpx.errors import BackendError, PackError
 from mtpx.heads import require_wired, runs_on
 from mtpx.precision import Precision, Tier, choose_precision, choose_tier
@@ -59,6 +60,8 @@ class TorchBackend:
                 tier = _tier(options.tier, trunk, pack)
                 head = _head(pack, checkpoint, trunk, recipe)
                 info = _info(pack, checkpoint, trunk, head, recipe, tier, context)
+                if head is not None:
+                    info.details["carry"] = carry_state(options.carry, options.max_width > 1)
                 pipeline = options.pipeline
                 return TorchEngine(
                     info,
@@ -66,6 +69,7 @@ class TorchBackend:
                     head,
                     width=options.max_width,
                     pipeline=device.type == "cuda" if pipeline is None else pipeline,
+                    carry=carry_armed(options.carry, options.max_width > 1),
                 )
             except (torch.OutOfMemoryError, MemoryError) as error:
                 raise BackendError(

@@ -17,7 +17,7 @@ from mtpx_torch.judge import judge, outcome, read
 from mtpx_torch.propose import Proposer, TorchDrafts
 from mtpx_torch.sample import Counts, distribution, draw
 from mtpx_torch.slot import Flight, TorchSlot
-from mtpx_torch.snapshot import Snapshot, adopt, save
+from mtpx_torch.snapshot import Snapshot, adopt, save, settle
 from mtpx_torch.timer import Stopwatch
 
 if TYPE_CHECKING:
@@ -39,10 +39,11 @@ class TorchEngine:
         *,
         width: int,
         pipeline: bool,
+        carry: bool = True,
     ) -> None:
         self._info = info
         self.trunk, self.head = trunk, head
-        self.width, self.pipeline = width, pipeline
+        self.width, self.pipeline, self.carry = width, pipeline, carry
         config, like = trunk.config, trunk.embedding
         self._fixed = info.tier == "row-invariant"
 
@@ -65,6 +66,7 @@ class TorchEngine:
             self.proposer = Proposer(head, own, hidden, fixed=self._fixed)
         self._like = torch.empty(0, dtype=like.dtype, device=like.device)
         self._written = [0] * width
+        self._tickets = 0
         self._free = list(range(width))[::-1]
         self._open: list[TorchSlot] = []
         self._closed = False
@@ -112,15 +114,20 @@ class TorchEngine:
             end_ids=end_ids,
             head=head and self.proposer is not None,
             session=session,
+            ticket=self._ticket(),
         )
         if sampling.penalised:
             slot.counts = Counts.of(tokens, self._info.vocab_size, self.device)
         self._open.append(slot)
         self._clear(slot.index)
-        if reuse is not None:
-            adopt(slot, cast(Snapshot, reuse), self.cache, self.proposer)
-            self._written[slot.index] = slot.filled
+        adopt(slot, cast("Snapshot | None", reuse), self.cache, self.proposer, carry=self.carry)
+        self._written[slot.index] = slot.filled
         return slot
+
+    def _ticket(self) -> int:
+        """A number that no other slot of this engine has."""
+        self._tickets += 1
+        return self._tickets
 
     def _clear(self, index: int) -> None:
         """Rows behind a mask are multiplied by 0, which a NaN that was left there would outlive."""
@@ -153,7 +160,11 @@ class TorchEngine:
         del slot.tokens[position:]
         reached = len(slot.tokens)
         slot.filled = min(slot.filled, reached - 1)
-        slot.head_rows = min(slot.head_rows, slot.pairs)
+        if (beyond := slot.head_key + 1 - slot.pairs) > 0:
+            slot.head_rows = max(0, slot.head_rows - beyond)
+            slot.head_key = slot.pairs - 1 if slot.head_rows else -1
+        if self.proposer is not None:
+            self.proposer.forget(slot, slot.filled)
         slot.prompt = min(slot.prompt, reached)
         if slot.counts is not None:
             slot.counts = Counts.of(slot.tokens[: slot.prompt], self._info.vocab_size, self.device)
@@ -163,7 +174,7 @@ class TorchEngine:
     @torch.inference_mode()
     def snapshot(self, slot: TorchSlot) -> Snapshot:
         self.drain([slot])
-        return save(slot, self.cache, self.proposer)
+        return save(slot, self.cache, self.proposer, carry=self.carry)
 
     def release(self, slot: TorchSlot) -> None:
         if slot in self._open:
@@ -192,9 +203,15 @@ class TorchEngine:
         # The last pair waits for the first propose, which needs its output.
         head_target = target - 1 if mine.head else 0
         if mine.head and self.proposer is not None:
-            upto = min(mine.pairs, head_target, mine.head_rows + max(1, max_tokens))
-            self.proposer.flush(mine, upto)
-        return mine.filled >= target and (not mine.head or mine.head_rows >= head_target)
+            first, _ = self.proposer.ready(mine)
+            watch = Stopwatch(self.device)
+            self.proposer.flush(mine, min(head_target, first + max(1, max_tokens)))
+            mine.spend(watch)
+            first, end = self.proposer.ready(mine)
+            if mine.filled < target or first < min(head_target, end):
+                return False
+            settle(mine, self.proposer)
+        return mine.filled >= target
 
     # Rounds
 
@@ -226,7 +243,8 @@ class TorchEngine:
                 else f"{self._info.pack} has no head, so nothing can be drafted"
             )
         limit = min(self._info.head_depth_limit, self._info.context_limit - len(slot.tokens))
-        return min(cap, limit) if slot.pairs > 0 else 0
+        can = self.proposer is not None and self.proposer.drafts(slot)
+        return min(cap, limit) if can else 0
 
     @torch.inference_mode()
     def verify(self, slots: Sequence[Slot], drafts: Drafts, depths: Sequence[int]) -> list[Outcome]:
@@ -289,8 +307,10 @@ class TorchEngine:
         slot.round += 1
         if slot.counts is not None:
             slot.counts.add(torch.tensor(result.committed, device=self.device))
-        if slot.head and self.proposer is not None and slot.queued >= PAIR_QUEUE_LIMIT:
-            self.proposer.flush(slot, slot.pairs)
+        if slot.head and self.proposer is not None:
+            first, end = self.proposer.ready(slot)
+            if end - first >= PAIR_QUEUE_LIMIT:
+                self.proposer.flush(slot, end)
 
     # The pipelined plain path
 
@@ -383,7 +403,7 @@ class TorchEngine:
         at = 0
         for slot, start, count in pieces:
             if slot.head:
-                self.proposer.hidden[slot.index, start : start + count] = fed[at : at + count]
+                self.proposer.keep(slot, start, fed[at : at + count])
             at += count
 
     def _uniforms(self, slot: TorchSlot, depth: int, ahead: int = 0) -> torch.Tensor | None:

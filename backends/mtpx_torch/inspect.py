@@ -57,7 +57,8 @@ class InspectableEngine(TorchEngine):
         """The rows past `head_rows` are whatever the last propose left; none of them is ever read
         before it is written again, so none counts as provisional state that is kept."""
         (mine,) = self._mine([slot])
-        return mine.head_rows, 0, mine.queued if mine.head else 0
+        first, end = self.proposer.ready(mine) if self.proposer is not None else (0, 0)
+        return mine.head_rows, 0, end - first if mine.head else 0
 
     @torch.inference_mode()
     def poison(self, slot: Slot) -> None:

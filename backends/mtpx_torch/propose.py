@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mtpx.backend import FloatArray
+from mtpx.carry import StoreRange, stamped_merge
 from mtpx.sampling import USE_DRAFT
 from mtpx_torch.attention import Span, make_spans
 from mtpx_torch.cache import KVCache
@@ -60,20 +61,45 @@ class TorchDrafts:
 
 class Proposer:
     """Runs the head over slots. `hidden` (width, context, H) is the engine's store of target hidden
-    states by absolute position; `cache` the head's KV, whose row k is pair k; `fixed` the shapes of
+    states by absolute position, `stores` the positions held for each slot and whose they are; `cache`
+    the head's KV, whose rows are compact: a pair that was skipped leaves none. `fixed`: the shapes of
     its attention (`make_spans`)."""
 
     def __init__(self, head: Head, cache: KVCache, hidden: torch.Tensor, *, fixed: bool) -> None:
         self.head, self.cache, self.hidden, self.fixed = head, cache, hidden, fixed
+        self.stores = [StoreRange()] * hidden.shape[0]
 
     @property
     def device(self) -> torch.device:
         return self.hidden.device
 
+    def keep(self, slot: TorchSlot, start: int, states: torch.Tensor) -> None:
+        """Store the hidden states (count, H) of positions start, start + 1, ..."""
+        index, count = slot.index, states.shape[0]
+        self.hidden[index, start : start + count] = states
+        self.stores[index] = stamped_merge(self.stores[index], slot.ticket, start, count)
+
+    def forget(self, slot: TorchSlot, position: int) -> None:
+        """Hidden states from `position` on are no longer those of the slot's tokens."""
+        held = self.stores[slot.index]
+        self.stores[slot.index] = StoreRange(held.owner, held.lo, min(held.hi, position))
+
+    def ready(self, slot: TorchSlot) -> tuple[int, int]:
+        """[first, end) of the pairs that can be written now, after those that are."""
+        lo, hi = self.stores[slot.index].visible_to(slot.ticket)
+        end = min(hi, slot.pairs)
+        return min(max(slot.head_key + 1, lo), end), end
+
+    def drafts(self, slot: TorchSlot) -> bool:
+        """Whether the hidden state that the slot's first draft is made from is there."""
+        lo, hi = self.stores[slot.index].visible_to(slot.ticket)
+        return lo <= slot.pairs - 1 < hi
+
     def flush(self, slot: TorchSlot, upto: int) -> None:
-        """Write the pairs head_rows..upto-1 into the head's KV; no output product."""
-        if upto > slot.head_rows:
-            self._pairs([(slot, slot.head_rows, upto)])
+        """Write the pairs that are ready, up to `upto` - 1, into the head's KV; no output product."""
+        first, end = self.ready(slot)
+        if first < min(upto, end):
+            self._pairs([(slot, first, min(upto, end))])
 
     def propose(
         self,
@@ -82,7 +108,7 @@ class Proposer:
         uniforms: Sequence[torch.Tensor | None],
     ) -> list[SlotDrafts]:
         """caps[i] ≥ 1 drafts for each slot, from its queued pairs (the last one again if none is)."""
-        pieces = [(s, min(s.head_rows, s.pairs - 1), s.pairs) for s in slots]
+        pieces = [(s, min(self.ready(s)[0], s.pairs - 1), s.pairs) for s in slots]
         residual = self._pairs(pieces)
         ends = np.cumsum([hi - lo for _, lo, hi in pieces]) - 1
         rows = residual[torch.from_numpy(ends).to(self.device)]
@@ -101,8 +127,8 @@ class Proposer:
                 tokens, recycled = tokens[keep], recycled[keep]
                 live = [live[at] for at in going]
             # A provisional row: made from the head's own output, rewritten by the next propose.
-            spots = [(slots[i].index, slots[i].pairs - 1 + step, 1) for i in live]
-            positions = torch.tensor([p + 1 for _, p, _ in spots], device=self.device)
+            spots = [(slots[i].index, slots[i].head_rows - 1 + step, 1) for i in live]
+            positions = torch.tensor([slots[i].pairs + step for i in live], device=self.device)
             rows = self.head.forward(tokens, recycled, positions, self._spans(spots), self.cache)
         return [m.finish(u) for m, u in zip(made, uniforms, strict=True)]
 
@@ -110,12 +136,15 @@ class Proposer:
         """Run pairs lo..hi-1 of each slot, made of target hidden states. → residual (rows, H)."""
         ids: list[int] = []
         positions: list[int] = []
+        spots: list[tuple[int, int, int]] = []
         for slot, lo, hi in pieces:
             ids += slot.tokens[lo + 1 : hi + 1]
             positions += range(lo + 1, hi + 1)
-            slot.head_rows = hi
+            row = slot.head_rows - max(0, slot.head_key + 1 - lo)
+            spots.append((slot.index, row, hi - lo))
+            slot.head_rows, slot.head_key = row + hi - lo, hi - 1
         hidden = [self.hidden[slot.index, lo:hi] for slot, lo, hi in pieces]
-        spans = self._spans([(slot.index, lo, hi - lo) for slot, lo, hi in pieces])
+        spans = self._spans(spots)
         return self.head.forward(
             torch.tensor(ids, device=self.device),
             hidden[0] if len(hidden) == 1 else torch.cat(hidden),

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mtpx.reuse import Reuse, Reused
+
 if TYPE_CHECKING:
     import torch
 
+    from mtpx.carry import CarriedHead, CarryOutcome
     from mtpx.sampling import Sampling
     from mtpx_torch.engine import TorchEngine
     from mtpx_torch.sample import Counts
     from mtpx_torch.snapshot import Snapshot
+    from mtpx_torch.timer import Stopwatch
 
 
 @dataclass(slots=True)
@@ -25,8 +29,10 @@ class Flight:
 
 @dataclass(slots=True, eq=False)
 class TorchSlot:
-    """`filled` target KV rows and hidden states are valid; `head_rows` head pairs are in the head's
-    KV. Pair k is row k of the head's KV. `round` counts target forwards that drew tokens."""
+    """`filled` target KV rows are valid; the head's KV holds `head_rows` rows, the last of them of pair
+    `head_key` (-1: none). `ticket` stamps the hidden states it writes (`mtpx.carry.StoreRange`).
+    `round` counts target forwards that drew tokens. `kept` is what was taken over when it was opened,
+    `carried` the head's part of that, `outcome` what became of it, `carry_ms` the time that took."""
 
     engine: TorchEngine
     index: int
@@ -38,20 +44,31 @@ class TorchSlot:
     end_ids: frozenset[int]
     head: bool
     session: int = 0
+    ticket: int = 0
     counts: Counts | None = None
     filled: int = 0
     head_rows: int = 0
+    head_key: int = -1
     round: int = 0
     flight: Flight | None = None
+    kept: Reuse = Reuse(0)
+    carried: CarriedHead | None = None
+    outcome: CarryOutcome | None = None
+    carry_ms: float | None = None
 
     @property
     def pairs(self) -> int:
-        """Head pairs whose embedding and hidden state are both known."""
+        """Head pairs that the tokens and the target's state make up, the last one's number + 1."""
         return min(self.filled, len(self.tokens) - 1)
 
     @property
-    def queued(self) -> int:
-        return self.pairs - self.head_rows
+    def reused(self) -> Reused:
+        return Reused(self.kept.tokens, self.kept.why, self.outcome, self.carry_ms)
+
+    def spend(self, watch: Stopwatch) -> None:
+        """Count time that went into the head's rows, if there is a carry, and if the host knows it."""
+        ms = watch.host_ms()
+        self.carry_ms = None if ms is None or self.carry_ms is None else self.carry_ms + ms
 
     @property
     def pipelines(self) -> bool:

@@ -25,6 +25,10 @@ class Stopwatch:
         else:
             self._end = time.perf_counter_ns()
 
+    def host_ms(self) -> float | None:
+        """ms until now, where the device's work is the host's; `None` where it runs beside it."""
+        return None if self._cuda else (time.perf_counter_ns() - self._start) / 1e6
+
     def ms(self) -> float:
         if self._cuda:
             return float(self._events[0].elapsed_time(self._events[1]))

@@ -20,6 +20,7 @@ from mtpx.backend import (
     Outcome,
     Slot,
 )
+from mtpx.carry import carry_armed
 from mtpx.errors import BackendError, NonFiniteLogits, PromptError
 from mtpx.precision import choose_tier
 from mtpx.round import Route
@@ -64,6 +65,7 @@ class SimulatedEngine:
         self.options = options or EngineOptions()
         self.checkpoint = checkpoint
         self.timed_apart = timed_apart
+        self.carry = carry_armed(self.options.carry, self.options.max_width > 1)
         self.machine = Machine(self.regime, self.clock, seed)
         self._slots: list[SimulatedSlot] = []
         if self.options.max_width < 1 or checkpoint < 1:
@@ -112,11 +114,10 @@ class SimulatedEngine:
                 f"{len(self._slots)} sequences are open and max_width is "
                 f"{self.options.max_width}; close one or load with a larger max_width"
             )
-        slot = SimulatedSlot(self, ids, sampling, seed, request, frozenset(end_ids), head)
-        if reuse is not None:
-            if not isinstance(reuse, Snapshot):
-                raise BackendError("reuse must be a snapshot of this kind of engine")
-            slot.adopt(reuse)
+        if reuse is not None and not isinstance(reuse, Snapshot):
+            raise BackendError("reuse must be a snapshot of this kind of engine")
+        slot = SimulatedSlot(self, ids, sampling, seed, request, frozenset(end_ids), head, session)
+        slot.adopt(reuse)
         self._slots.append(slot)
         return slot
 
@@ -128,7 +129,7 @@ class SimulatedEngine:
         for _ in range(min(missing, max_tokens)):
             self._append_row(mine, mine.ids[len(mine.states)])
         if mine.head:
-            for j in range(mine.valid, len(mine.states)):
+            for j in range(mine.valid + mine.skipped, len(mine.states)):
                 mine.write_pair(mine.ids[j + 1], mine.states[j])
         self.machine.spend(self.regime.prefill_ms * min(missing, max_tokens))
         return len(mine.states) == len(mine.ids) - 1

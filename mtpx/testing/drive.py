@@ -42,12 +42,20 @@ def opened(
     request: int = 0,
     end_ids: frozenset[int] = frozenset(),
     head: bool = True,
+    session: int = 0,
     reuse: object | None = None,
     chunk: int = CHUNK,
 ) -> Slot:
     """A slot, prefilled."""
     slot = engine.open(
-        tokens, sampling, seed, request=request, end_ids=end_ids, head=head, reuse=reuse
+        tokens,
+        sampling,
+        seed,
+        request=request,
+        end_ids=end_ids,
+        head=head,
+        session=session,
+        reuse=reuse,
     )
     for _ in range(len(tokens) + 1):
         if engine.prefill(slot, chunk):
@@ -58,6 +66,15 @@ def opened(
 def plain_steps(engine: Engine, slot: Slot, count: int) -> list[int]:
     """Tokens of `count` plain rounds."""
     return [token for _ in range(count) for token in engine.plain([slot])[0].committed]
+
+
+def drafted_steps(engine: Engine, slot: Slot, count: int) -> list[int]:
+    """Tokens of `count` rounds that verify one draft each."""
+    out: list[int] = []
+    for _ in range(count):
+        drafts = engine.propose([slot], [1])
+        out += engine.verify([slot], drafts, drafts.counts)[0].committed
+    return out
 
 
 def plain_text(engine: Engine, prompt: Sequence[int], count: int) -> list[int]:
@@ -144,9 +161,11 @@ def _margin(
     return abs(float(logits[a] - logits[b]))
 
 
-def compare_states(subject: Subject, engine: Engine, slot: Slot, what: str) -> Finding:
+def compare_states(
+    subject: Subject, engine: Engine, slot: Slot, what: str, *, head: bool = True
+) -> Finding:
     """The slot against a fresh one prefilled with the same tokens: the target's next logits, then
-    the head's drafts and confidences. Leaves the slot where a propose leaves it."""
+    (`head`) the head's drafts and confidences. Leaves the slot where a propose leaves it."""
     fresh = opened(engine, list(slot.tokens))
     try:
         mine = np.asarray(subject.logits(engine, slot), dtype=np.float64)
@@ -156,7 +175,8 @@ def compare_states(subject: Subject, engine: Engine, slot: Slot, what: str) -> F
             f"{what}: the target's state is stale: next logits differ by up to {gap:.3g} from "
             f"those of a fresh run on the same {len(slot.tokens)} tokens"
         )
-        _compare_heads(subject, engine, slot, fresh, what)
+        if head:
+            _compare_heads(subject, engine, slot, fresh, what)
     finally:
         fresh.close()
     return Finding(compared=1)

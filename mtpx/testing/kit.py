@@ -33,6 +33,7 @@ CHECKS: tuple[Check, ...] = (
     rules.logprobs_are_those_of_the_raw_logits,
     rules.rewinding_restores_the_state,
     rules.a_snapshot_outlives_its_slot,
+    rules.a_session_carries_the_heads_rows,
     rules.width_is_capped_and_closing_makes_room,
     rules.prefill_may_come_in_any_chunks,
     rules.damaged_logits_raise,

@@ -58,15 +58,10 @@ def _two_tokens(
 ) -> Counter[tuple[int, int]]:
     """The first two committed tokens of `samples` requests."""
     depth = min(2, subject.depth, engine.info.head_depth_limit)
-    first = opened(engine, prompt, sampling)
-    snapshot = first.snapshot()
-    first.close()
     seen: Counter[tuple[int, int]] = Counter()
     for start in range(0, subject.samples, subject.width):
         requests = range(start, min(start + subject.width, subject.samples))
-        slots = [
-            opened(engine, prompt, sampling, seed=SEED, request=r, reuse=snapshot) for r in requests
-        ]
+        slots = [opened(engine, prompt, sampling, seed=SEED, request=r) for r in requests]
         live = list(slots)
         while live:
             _one_round(subject, engine, live, depth, rule)
@@ -192,19 +187,9 @@ def pilot(subject: Subject, sampling: Sampling) -> list[Drafted]:
     out: list[Drafted] = []
     with subject.engine(width=subject.width) as engine:
         depth = min(2, subject.depth, engine.info.head_depth_limit)
-        first = opened(engine, subject.prompts[0], sampling)
-        snapshot = first.snapshot()
-        first.close()
         while len(out) < PILOT:
             slots = [
-                opened(
-                    engine,
-                    subject.prompts[0],
-                    sampling,
-                    seed=SEED + 1,
-                    request=len(out) + i,
-                    reuse=snapshot,
-                )
+                opened(engine, subject.prompts[0], sampling, seed=SEED + 1, request=len(out) + i)
                 for i in range(subject.width)
             ]
             drafts = engine.propose(slots, [depth] * len(slots))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mtpx.backend import Engine, FloatArray, Slot, TokenLogprob
+from mtpx.carry import Adopted, ForeignSession, common_prefix
 from mtpx.errors import MtpxError, NonFiniteLogits
 from mtpx.sampling import Sampling
 from mtpx.testing.drive import (
@@ -15,6 +16,7 @@ from mtpx.testing.drive import (
     Finding,
     compare_states,
     compare_texts,
+    drafted_steps,
     forced,
     opened,
     plain_steps,
@@ -184,8 +186,8 @@ def rewinding_restores_the_state(subject: Subject) -> Finding:
 
 
 def a_snapshot_outlives_its_slot(subject: Subject) -> Finding:
-    """A new slot that reuses an earlier turn, continued or diverging from it, holds the state of a
-    fresh one."""
+    """A new slot that reuses an earlier turn, continued or diverging from it, holds the target's state
+    of a fresh one, and drafting from it gives the plain text."""
     found = Finding()
     with subject.engine(width=2, pipeline=True) as engine:
         prompt = list(subject.prompts[0])
@@ -207,8 +209,48 @@ def a_snapshot_outlives_its_slot(subject: Subject) -> Finding:
         }.items():
             again = opened(engine, tokens, reuse=snapshot)
             assert list(again.tokens) == tokens, f"reused ({what}): other tokens are held"
-            found.add(compare_states(subject, engine, again, f"reused ({what})"))
+            found.add(compare_states(subject, engine, again, f"reused ({what})", head=False))
+            more = drafted_steps(engine, again, 3)
+            text = plain_text(engine, tokens, len(more))
+            found.add(compare_texts(subject, engine, tokens, text, more, f"reused ({what})"))
             again.close()
+    return found
+
+
+def a_session_carries_the_heads_rows(subject: Subject) -> Finding:
+    """The next turn of a session adopts the head's rows, as many as hold for its prompt; another
+    session, and no session, adopts none; the text is the plain one for all of them."""
+    found = Finding()
+    prompt, session = list(subject.prompts[0]), 7
+    with subject.engine() as engine:
+        slot = opened(engine, prompt, session=session)
+        drafted_steps(engine, slot, 2)
+        then, snapshot = list(slot.tokens), slot.snapshot()
+        slot.close()
+        other = [t for t in subject.prompts[1] if t not in then][:2] or [then[0]]
+        turns = {
+            "the next turn": ([*then, *other], session),
+            "the answer once more": (prompt, session),
+            "a shorter history": ([*then[: len(prompt) - 1], *other], session),
+            "another session": ([*then, *other], session + 1),
+            "no session": ([*then, *other], 0),
+        }
+        texts = {}
+        for what, (tokens, whose) in turns.items():
+            again = opened(engine, tokens, session=whose, reuse=snapshot)
+            carry, most = again.reused.carry, len(tokens) - 1
+            if whose == session:
+                assert isinstance(carry, Adopted), f"{what}: nothing is carried: {carry}"
+                common = common_prefix(tokens, then)
+                assert 0 < carry.rows < common, f"{what}: {carry.rows} rows for {common} tokens"
+                assert carry.rows + carry.appended <= most, f"{what}: {carry} for {most} pairs"
+            else:
+                assert isinstance(carry, ForeignSession), f"{what}: {carry}"
+            texts[what] = tokens, drafted_steps(engine, again, 4)
+            again.close()
+        for what, (tokens, text) in texts.items():
+            want = plain_text(engine, tokens, len(text))
+            found.add(compare_texts(subject, engine, tokens, want, text, what))
     return found
 
 
