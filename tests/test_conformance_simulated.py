@@ -11,6 +11,7 @@ import pytest
 
 import mtpx.simulate.engine as engine_module
 from mtpx.backend import Drafts, EngineOptions, Outcome, Slot
+from mtpx.carry import Adopted, CarriedHead
 from mtpx.errors import BackendError
 from mtpx.sampling import USE_ACCEPT, USE_COMMIT, Array, draw
 from mtpx.simulate import Language, Regime, SimulatedEngine
@@ -204,10 +205,20 @@ def discards_the_wrong_row(slot: SimulatedSlot) -> None:
         del slot.states[-2 if len(slot.states) > 1 else -1]
 
 
-def adopts_everything(slot: SimulatedSlot, snapshot: Snapshot) -> None:
-    slot.states = list(snapshot.states[: len(slot.ids) - 1])
-    for j, state in enumerate(slot.states):
-        slot.write_pair(slot.ids[j + 1], state)
+def adopts_everything(slot: SimulatedSlot, snapshot: Snapshot | None) -> None:
+    if snapshot is not None:
+        slot.states = list(snapshot.states[: len(slot.ids) - 1])
+
+
+def adopts_foreign_rows(slot: SimulatedSlot, entry: CarriedHead | None) -> None:
+    carried = entry.usable_by(slot.ids, entry.session) if entry else None
+    if carried is not None:
+        slot.head_rows, slot.valid = carried.handle[: carried.rows], carried.rows
+        slot.outcome = Adopted(carried.rows, 0, carried.last_pair_key + 1)
+
+
+def adopts_no_rows(slot: SimulatedSlot, entry: CarriedHead | None) -> None:
+    slot.skipped = len(slot.states)
 
 
 def loses_the_queue(slot: SimulatedSlot) -> None:
@@ -303,6 +314,20 @@ BROKEN_PARTS: list[tuple[object, str, object, str, str]] = [
         "cover|stale",
     ),
     (SimulatedSlot, "adopt", adopts_everything, "a_snapshot_outlives_its_slot", "stale"),
+    (
+        SimulatedSlot,
+        "_adopt_head",
+        adopts_foreign_rows,
+        "a_session_carries_the_heads_rows",
+        "another",
+    ),
+    (
+        SimulatedSlot,
+        "_adopt_head",
+        adopts_no_rows,
+        "a_session_carries_the_heads_rows",
+        "nothing is",
+    ),
     (SimulatedSlot, "rewind", rewinds_tokens_only, "rewinding_restores_the_state", "stale"),
 ]
 
