@@ -1,0 +1,349 @@
+"""The MLX engine: slots over mlx-lm's caches, one pending graph and one evaluation a round.
+
+Slots run one after another inside that graph, since mlx-lm's caches hold one sequence each.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
+
+import mlx.core as mx
+
+from mtpx.backend import PAIR_QUEUE_LIMIT, Drafts, EngineInfo, Forward, Outcome, Slot
+from mtpx.errors import BackendError, PromptError
+from mtpx.round import Route
+from mtpx.sampling import USE_COMMIT, Sampling, uniforms
+from mtpx_mlx.judge import judge, outcome, peaks, read
+from mtpx_mlx.propose import MlxDrafts, Proposer
+from mtpx_mlx.sample import Counts, distribution, draw, to_device
+from mtpx_mlx.slot import Flight, HeadState, MlxSlot
+from mtpx_mlx.snapshot import Snapshot, adopt, prefill_head, save
+
+if TYPE_CHECKING:
+    from mtpx_mlx.head import Head
+    from mtpx_mlx.target import Rows, Target
+
+PREFILL_ROWS = 512
+"""Most rows of one prefill forward: enough to be bound by arithmetic, few enough to interrupt."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _on_device(method: Callable[P, T]) -> Callable[P, T]:
+    """Run a method of the engine with its device as MLX's default."""
+
+    @functools.wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        with mx.stream(cast(MlxEngine, args[0]).device):
+            return method(*args, **kwargs)
+
+    return run
+
+
+class MlxEngine:
+    """One of mlx-lm's models and its head. See `mtpx.backend` for what each method owes."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        target: Target,
+        head: Head | None,
+        device: mx.Device,
+        *,
+        width: int,
+        pipeline: bool,
+        carry: bool = False,
+    ) -> None:
+        self._info = info
+        self.target, self.head, self.device = target, head, device
+        self.width, self.pipeline, self.carry = width, pipeline, carry
+        self.proposer = None if head is None else Proposer(head)
+        self._open: list[MlxSlot] = []
+        self._closed = False
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    # Slots
+
+    @_on_device
+    def open(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        seed: int,
+        *,
+        request: int = 0,
+        end_ids: frozenset[int] = frozenset(),
+        head: bool = True,
+        session: int = 0,
+        reuse: object | None = None,
+    ) -> MlxSlot:
+        if self._closed:
+            raise BackendError("the engine is closed; load the pack again")
+        tokens = [int(t) for t in tokens]
+        self._check_prompt(tokens)
+        if len(self._open) >= self.width:
+            raise BackendError(
+                f"{self.width} sequences are open, which is all this engine was loaded for; "
+                "close one, or load with a larger max_width"
+            )
+        slot = MlxSlot(
+            engine=self,
+            tokens=tokens,
+            prompt=len(tokens),
+            sampling=sampling,
+            seed=seed,
+            request=request,
+            end_ids=end_ids,
+            state=self.target.fresh(),
+            held=None if self.head is None else HeadState(),
+            headed=head and self.head is not None,
+            session=session,
+        )
+        if sampling.penalised:
+            slot.counts = Counts.of(tokens, self._info.vocab_size)
+        self._open.append(slot)
+        adopt(slot, cast("Snapshot | None", reuse), carry=self.carry)
+        return slot
+
+    def _check_prompt(self, tokens: list[int]) -> None:
+        if not tokens:
+            raise PromptError("the prompt is empty: give at least one token")
+        over = len(tokens) - self._info.context_limit
+        if over >= 0:
+            raise PromptError(
+                f"the prompt has {len(tokens)} tokens, {over + 1} more than fit in the context of "
+                f"{self._info.context_limit} with room for an answer"
+            )
+        wrong = [t for t in tokens if not 0 <= t < self._info.vocab_size]
+        if wrong:
+            raise PromptError(
+                f"token id {wrong[0]} is outside the vocabulary of {self._info.vocab_size}"
+            )
+
+    @_on_device
+    def rewind(self, slot: MlxSlot, position: int) -> int:
+        if position < 1:
+            raise BackendError(f"a slot keeps at least one token; asked to rewind to {position}")
+        slot.settle()
+        wanted = min(slot.filled, position - 1)
+        slot.filled = slot.state.reach(wanted)
+        if slot.filled < wanted:
+            position = slot.filled + 1
+        slot.state.keep(slot.filled)
+        del slot.tokens[position:]
+        reached = len(slot.tokens)
+        slot.prompt = min(slot.prompt, reached)
+        if slot.held is not None:
+            slot.held.cut(slot.pairs)
+            slot.held.hidden.forget(slot.filled)
+        if slot.counts is not None:
+            slot.counts = Counts.of(slot.tokens[: slot.prompt], self._info.vocab_size)
+            slot.counts.add(slot.tokens[slot.prompt :])
+        return reached
+
+    @_on_device
+    def snapshot(self, slot: MlxSlot) -> Snapshot:
+        slot.settle()
+        return save(slot, self.proposer, carry=self.carry)
+
+    def release(self, slot: MlxSlot) -> None:
+        if slot in self._open:
+            slot.flight = None
+            self._open.remove(slot)
+
+    def close(self) -> None:
+        for slot in list(self._open):
+            slot.close()
+        if not self._closed:
+            self._closed = True
+            del self.target, self.head, self.proposer
+            mx.clear_cache()
+
+    # Prefill
+
+    @_on_device
+    def prefill(self, slot: Slot, max_tokens: int) -> bool:
+        mine = self._mine([slot])[0]
+        mine.settle()
+        target = len(mine.tokens) - 1
+        lo, hi = mine.filled, min(target, mine.filled + max(1, min(max_tokens, PREFILL_ROWS)))
+        if lo < hi:
+            self._keep_hidden(mine, lo, self.target(mx.array(mine.tokens[lo:hi]), mine.state))
+        mine.filled = hi
+        mine.state.evaluate()
+        mx.eval(self._kept([mine]))
+        mx.clear_cache()  # the large intermediate arrays of a prefill are not wanted again
+        if mine.head is None or self.proposer is None:
+            return hi >= target
+        # The last pair waits for the first propose, which needs its output.
+        return prefill_head(mine, mine.head, self.proposer, target - 1, max_tokens)
+
+    # Rounds
+
+    @_on_device
+    def propose(self, slots: Sequence[Slot], caps: Sequence[int]) -> MlxDrafts:
+        drafts = MlxDrafts([])
+        for slot, cap in zip(self._mine(slots), caps, strict=True):
+            slot.settle()
+            made = None
+            room = self._room(slot, cap)
+            if room > 0 and self.proposer is not None and slot.head is not None:
+                made = self.proposer.propose(slot, slot.head, room, self._uniforms(slot, room))
+            drafts.slots.append(made)
+        return drafts
+
+    def _room(self, slot: MlxSlot, cap: int) -> int:
+        """Drafts this slot can take now, at most `cap`."""
+        if cap <= 0:
+            return 0
+        if slot.head is None:
+            raise BackendError(
+                "this request decodes plain: it was opened without the head"
+                if self.proposer is not None
+                else self._info.details.get("plain")
+                or f"{self._info.pack} has no head, so nothing can be drafted"
+            )
+        limit = min(self._info.head_depth_limit, self._info.context_limit - len(slot.tokens))
+        return min(cap, limit) if slot.head.drafts(slot.pairs) else 0
+
+    @_on_device
+    def verify(self, slots: Sequence[Slot], drafts: Drafts, depths: Sequence[int]) -> list[Outcome]:
+        return self._round(self._mine(slots), cast(MlxDrafts, drafts), depths)
+
+    @_on_device
+    def plain(self, slots: Sequence[Slot]) -> list[Outcome]:
+        mine = self._mine(slots)
+        if self.pipeline and all(s.pipelines for s in mine):
+            return self._pipelined(mine)
+        return self._round(mine, MlxDrafts([None] * len(mine)), [0] * len(mine))
+
+    @_on_device
+    def drain(self, slots: Sequence[Slot]) -> None:
+        for slot in self._mine(slots):
+            slot.settle()
+
+    def _round(
+        self, slots: list[MlxSlot], drafts: MlxDrafts, depths: Sequence[int]
+    ) -> list[Outcome]:
+        parts = []
+        for slot, made, depth in zip(slots, drafts.slots, depths, strict=True):
+            slot.settle()
+            self._check_ready(slot)
+            last = mx.array(slot.tokens[-1:], dtype=mx.uint32)
+            if made is None:
+                tokens, q, u = last[:0], None, self._uniforms(slot, 0)
+            else:
+                tokens, q, u = made.tokens[:depth], made.q, made.u
+            rows = self.target(mx.concatenate([last, tokens]), slot.state)
+            self._keep_hidden(slot, slot.filled, rows)
+            part = judge(rows.logits, slot, tokens, q, u)
+            if made is not None:
+                part["confidence"] = made.confidence
+            parts.append(part)
+        forward = Forward(route=self.route([p["drafts"].shape[0] + 1 for p in parts]))
+        found = read(parts, self._kept(slots))
+        outcomes = [outcome(slot, f, forward) for slot, f in zip(slots, found, strict=True)]
+        for slot, result in zip(slots, outcomes, strict=True):
+            self._commit(slot, result)
+            slot.state.keep(slot.filled)
+        return outcomes
+
+    def _commit(self, slot: MlxSlot, result: Outcome) -> None:
+        slot.tokens += result.committed
+        slot.filled += len(result.committed)
+        slot.round += 1
+        if slot.counts is not None:
+            slot.counts.add(result.committed)
+        if slot.head is not None and self.proposer is not None:
+            first, end = slot.head.ready(slot.pairs)
+            if end - first >= PAIR_QUEUE_LIMIT:
+                self.proposer.flush(slot, slot.head, end)
+                mx.async_eval(slot.head.cache.state)
+
+    # The pipelined plain path
+
+    def _pipelined(self, slots: list[MlxSlot]) -> list[Outcome]:
+        """Launch the next step from this step's token, still on the device, then read this one."""
+        for slot in slots:
+            self._check_ready(slot)
+        if any(s.flight is None for s in slots):
+            for slot in slots:
+                slot.settle()
+            self._launch(slots, [mx.array(s.tokens[-1:]) for s in slots], ahead=0)
+        current = [cast(Flight, s.flight) for s in slots]
+        can = all(s.filled + 1 < self._info.context_limit for s in slots)
+        for slot in slots:
+            slot.flight = None
+        if can:
+            self._launch(slots, [f.token for f in current], ahead=1)
+        none = mx.zeros((0,), dtype=mx.uint32)
+        found = read([{"peak": f.peak, "best": f.token, "drafts": none} for f in current])
+        forward = Forward(route=self.route([1] * len(slots)))
+        outcomes = [outcome(slot, f, forward) for slot, f in zip(slots, found, strict=True)]
+        for slot, result in zip(slots, outcomes, strict=True):
+            self._commit(slot, result)
+            if result.ended:
+                slot.settle()
+        return outcomes
+
+    def _launch(self, slots: list[MlxSlot], tokens: list[mx.array], *, ahead: int) -> None:
+        """Start a plain step of every slot, `ahead` positions past what the host has committed."""
+        for slot, last in zip(slots, tokens, strict=True):
+            rows = self.target(last, slot.state)
+            self._keep_hidden(slot, slot.filled + ahead, rows)
+            if slot.sampling.greedy:
+                token = mx.argmax(rows.logits, axis=-1)
+            else:
+                u = self._uniforms(slot, 0, ahead)
+                assert u is not None
+                token = draw(distribution(rows.logits, slot.sampling), u[:, USE_COMMIT])
+            slot.flight = Flight(token, peaks(rows.logits))
+        mx.async_eval(
+            [[s.flight.token, s.flight.peak] for s in slots if s.flight], self._kept(slots)
+        )
+
+    # Pieces
+
+    def _keep_hidden(self, slot: MlxSlot, start: int, rows: Rows) -> None:
+        """Store the hidden states the head is fed, of rows at positions from `start`."""
+        if slot.head is not None and rows.hidden is not None:
+            slot.head.hidden.write(start, rows.hidden)
+
+    def _kept(self, slots: list[MlxSlot]) -> list[mx.array]:
+        """What must be computed now lest it hang on to the graphs of past rounds."""
+        heads = [s.head for s in slots if s.head is not None]
+        return [h.hidden.rows for h in heads if h.hidden.rows is not None]
+
+    def _uniforms(self, slot: MlxSlot, depth: int, ahead: int = 0) -> mx.array | None:
+        """(depth + 1, 3) on the device; `None` at temperature 0, which draws nothing."""
+        if slot.sampling.greedy:
+            return None
+        return to_device(uniforms(slot.seed, slot.request, slot.round + ahead, depth))
+
+    def _mine(self, slots: Sequence[Slot]) -> list[MlxSlot]:
+        mine = [s for s in slots if isinstance(s, MlxSlot) and s in self._open]
+        if len(mine) != len(slots):
+            raise BackendError("a slot is closed, or belongs to another engine")
+        return mine
+
+    def _check_ready(self, slot: MlxSlot) -> None:
+        if slot.filled != len(slot.tokens) - 1:
+            raise BackendError(
+                f"the slot is not prefilled: {slot.filled} of {len(slot.tokens) - 1} tokens are in"
+            )
+        if len(slot.tokens) > self._info.context_limit:
+            raise PromptError(
+                f"the context of {self._info.context_limit} tokens is full; nothing more fits"
+            )
+
+    def route(self, rows: Sequence[int]) -> Route:
+        return Route("eager")
+
+    def warm(self, shapes: Sequence[Sequence[int]]) -> None:
+        """Nothing is compiled or captured on the eager route."""

@@ -1,0 +1,144 @@
+"""Drafting: the head's multi-row first step, then one row for every further draft.
+
+Slots draft one after another: each has its own keys and values in mlx-lm's caches. All of it is one
+pending graph, computed together with the forward that verifies it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+
+from mtpx.backend import FloatArray
+from mtpx.sampling import USE_DRAFT
+from mtpx_mlx.sample import distribution, draw, penalise
+
+if TYPE_CHECKING:
+    from mtpx_mlx.head import Head
+    from mtpx_mlx.slot import HeadState, MlxSlot
+
+
+@dataclass(slots=True)
+class SlotDrafts:
+    """One slot's drafts on the device: `tokens` and `confidence` (k,); at temperature > 0 also the
+    distributions they were drawn from, `q` (k, V), and the round's uniforms `u` (k + 1, 3)."""
+
+    tokens: mx.array
+    confidence: mx.array
+    q: mx.array | None = None
+    u: mx.array | None = None
+
+
+@dataclass(slots=True)
+class MlxDrafts:
+    """`slots[i]` is `None` where slot i has no draft."""
+
+    slots: list[SlotDrafts | None]
+    _read: FloatArray | None = field(default=None, repr=False)
+
+    @property
+    def counts(self) -> list[int]:
+        return [0 if s is None else s.tokens.shape[0] for s in self.slots]
+
+    @property
+    def confidence(self) -> FloatArray:
+        if self._read is None:
+            out = np.full((len(self.slots), max(self.counts, default=0)), np.nan)
+            mx.eval([s.confidence for s in self.slots if s is not None])
+            for row, made in zip(out, self.slots, strict=True):
+                if made is not None:
+                    row[: made.tokens.shape[0]] = np.array(made.confidence)
+            self._read = out
+        return self._read
+
+
+class Proposer:
+    """Runs the head over a slot."""
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+
+    def flush(self, slot: MlxSlot, state: HeadState, upto: int) -> None:
+        """Write the pairs that are ready, up to `upto` - 1, into the head's KV; no output product."""
+        first, end = state.ready(slot.pairs)
+        if first < min(upto, end):
+            self._pairs(slot, state, first, min(upto, end))
+
+    def propose(self, slot: MlxSlot, state: HeadState, cap: int, u: mx.array | None) -> SlotDrafts:
+        """cap ≥ 1 drafts, from the queued pairs (the last one again if none is queued)."""
+        pairs = slot.pairs
+        first, _ = state.ready(pairs)
+        residual = self._pairs(slot, state, min(first, pairs - 1), pairs)[-1:]
+        made = _Growing()
+        while True:
+            logits, recycled = self.head.outputs(residual)
+            token = self._choose(logits, slot, made, u)
+            if len(made.tokens) == cap:
+                return made.finish(u)
+            # A provisional row: made from the head's own output, rewritten by the next propose.
+            key = pairs - 1 + len(made.tokens)
+            residual = self.head.forward(token, recycled, key, state.cache)
+
+    def _pairs(self, slot: MlxSlot, state: HeadState, lo: int, hi: int) -> mx.array:
+        """Run pairs lo..hi-1, made of target hidden states. → residual (hi - lo, H)."""
+        rows = state.rows - max(0, state.key + 1 - lo)
+        state.cache.place(rows, lo + 1)
+        state.rows, state.key = rows + hi - lo, hi - 1
+        tokens = mx.array(slot.tokens[lo + 1 : hi + 1])
+        return self.head.forward(tokens, state.hidden.read(lo, hi), lo, state.cache)
+
+    def _choose(
+        self, logits: mx.array, slot: MlxSlot, made: _Growing, u: mx.array | None
+    ) -> mx.array:
+        """logits (1, V') → one draft (1,): argmax at temperature 0, else drawn.
+
+        The head is penalised and filtered as the target is: not needed for exactness, but a draft
+        the target's filters would never pass is a draft wasted.
+        """
+        head, sampling, vocab = self.head, slot.sampling, self.head.draft_vocab
+        scores = logits.astype(mx.float32)
+        confidence = scores.max(axis=-1) - mx.logsumexp(scores, axis=-1)
+        if sampling.penalised and slot.counts is not None:
+            prompt, counts = slot.counts.prompt, slot.counts.rows(made.drafted())[-1:]
+            if vocab is not None:
+                prompt, counts = prompt[vocab], counts[:, vocab]
+            scores = penalise(scores, sampling, prompt, counts)
+        q = None
+        if sampling.greedy:
+            row = mx.argmax(scores, axis=-1)
+        else:
+            assert u is not None
+            q = distribution(scores, sampling)
+            row = draw(q, u[len(made.tokens), USE_DRAFT][None])
+            if vocab is not None:
+                whole = mx.zeros((1, head.vocab), dtype=q.dtype)
+                whole[:, vocab] = q
+                q = whole
+        token = head.token_ids(row)
+        made.add(token, confidence, q)
+        return token
+
+
+class _Growing:
+    """A slot's drafts while they are made."""
+
+    def __init__(self) -> None:
+        self.tokens: list[mx.array] = []
+        self.confidence: list[mx.array] = []
+        self.q: list[mx.array] = []
+
+    def add(self, token: mx.array, confidence: mx.array, q: mx.array | None) -> None:
+        self.tokens.append(token)
+        self.confidence.append(confidence)
+        if q is not None:
+            self.q.append(q)
+
+    def drafted(self) -> mx.array:
+        return mx.concatenate(self.tokens) if self.tokens else mx.zeros((0,), dtype=mx.uint32)
+
+    def finish(self, u: mx.array | None) -> SlotDrafts:
+        q = mx.concatenate(self.q) if self.q else None
+        return SlotDrafts(self.drafted(), mx.concatenate(self.confidence), q, u)
