@@ -9,6 +9,7 @@ Every variable is only another way to set a field; nothing else in mtpx looks at
 | `MTPX_CONFIG_DIR` | where settings live |
 | `MTPX_INDEX_URL`, else `PIP_INDEX_URL` | the package index that wheels come from (PEP 503/691) |
 | `MTPX_` and a setting's name, such as `MTPX_TEMPERATURE` | that setting (`mtpx.settings`) |
+| `MTPX_ADAPTIVE_VERIFY_COST_FEEDBACK` | the setting `cost_feedback`; 0 prices depths by the pack's own costs |
 | `NO_COLOR` | no colours on a terminal (no-color.org) |
 | `TERM` | what the terminal can do |
 """

@@ -75,7 +75,8 @@ class Running(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a few tokens were decoded just now; `error` is the sentence if they could not be.
 
     `route` is "eager" or "compiled" with its bucket; `speculation` "on", or why it does not run;
-    `accepted` drafts of `judged` that stood.
+    `fixed` the depth where no policy chose it, `depth` the deepest round's; `accepted` drafts of `judged`
+    that stood.
     """
 
     error: str = ""
@@ -87,6 +88,7 @@ class Running(msgspec.Struct, frozen=True, omit_defaults=True):
     details: dict[str, str] = {}
     route: str = ""
     policy: str = ""
+    fixed: int | None = None
     depth: int | None = None
     speculation: str = ""
     accepted: int | None = None
@@ -242,6 +244,7 @@ def _try(load: Callable[[str], Model], name: str, options: dict[str, Any]) -> Ru
         details=dict(info.details),
         route=" ".join(filter(None, (deepest.route.kind, deepest.route.bucket))),
         policy=stream.policy,
+        fixed=None if result.depth == "auto" else result.depth,
         depth=deepest.depth,
         speculation=result.speculation,
         accepted=sum(min(slot.accepted, slot.judged) for slot in slots),

@@ -19,6 +19,7 @@ from mtpx.backend import Clock, Engine, Slot
 from mtpx.decode import Request, Stop, decode
 from mtpx.errors import MtpxError, PolicyError
 from mtpx.policy import DepthPolicy
+from mtpx.reuse import Reused
 from mtpx.round import Round
 from mtpx.sampling import Sampling
 from mtpx.text import Detokenizer, Tokenizer
@@ -65,9 +66,11 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
     - `rounds`: target forwards. `accepted_per_position`: see `Position`; empty without drafts.
     - `stop`: "end", "length" (the token budget), "context" (it is full), "stop" (a stop string),
       "interrupt" (Ctrl-C, or nobody asked for more) or "error".
-    - `depth` asked for, a number or "auto"; `speculation`: "on", or why it did not run.
+    - `depth` asked for, a number or "auto"; the `policy` that chose; `mean_depth`, drafts verified a
+      round (absent without rounds). `speculation`: "on", or why nothing was drafted.
     - `pack`, `backend`, `device`, `seed`, `sampling`.
     - `looped`: the text repeats itself. `logprobs` where asked for, one a token.
+    - `reused`: what of an earlier turn was not computed again; absent outside conversations.
     """
 
     text: str
@@ -87,8 +90,11 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
     device: str
     seed: int
     sampling: Sampling
+    policy: str = ""
+    mean_depth: float | None = None
     looped: bool = False
     logprobs: list[Logprob] | None = None
+    reused: Reused | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -122,10 +128,10 @@ class Stream:
 
     `on_prefill(done, total)` in tokens; `on_round` sees every round; `trace` takes the records, with
     the texts of prompt and answer if `trace_text`, and is closed at the end. `session` and `reuse` go
-    to `Engine.open`; `before_close` is called with the slot at the end, unless an error was that
-    (what it holds may be kept for another answer), `on_end` last of all. Raises what the engine, the
-    policy and the callbacks raise; Ctrl-C passes through. Rounds that were delivered are kept in
-    `result` then; the one being computed is not.
+    to `Engine.open`, `on_reuse` is told what that came to; `before_close` is called with the slot at the
+    end, unless an error was that (what it holds may be kept for another answer), `on_end` last of all.
+    Raises what the engine, the policy and the callbacks raise; Ctrl-C passes through. Rounds that were
+    delivered are kept in `result` then; the one being computed is not.
     """
 
     def __init__(
@@ -141,6 +147,7 @@ class Stream:
         on_round: Callable[[Round], None] | None = None,
         session: int = 0,
         reuse: object | None = None,
+        on_reuse: Callable[[Reused], None] | None = None,
         before_close: Callable[[Slot], None] | None = None,
         on_end: Callable[[], None] | None = None,
         clock: Clock = time.perf_counter_ns,
@@ -150,7 +157,9 @@ class Stream:
         self._trace, self._trace_text = trace, trace_text
         self._on_prefill, self._on_round = on_prefill, on_round
         self._session, self._reuse, self._before_close = session, reuse, before_close
-        self._on_end = on_end
+        self._on_reuse, self._on_end = on_reuse, on_end
+        self._shared = bool(session) or reuse is not None
+        self._reused: Reused | None = None
         self._clock = clock
         self._detokenizer = Detokenizer(tokenizer, prompt.stop)
         self._slot: Slot | None = None
@@ -162,6 +171,8 @@ class Stream:
         self._arrivals: list[tuple[int, int]] = []
         self._reached: list[int] = []
         self._accepted: list[int] = []
+        self._verified = 0
+        self._parked = ""
         self._believed = -1
         self._stop: Stop | None = None
         self._error = ""
@@ -245,7 +256,7 @@ class Stream:
             reuse=self._reuse,
         )
         self._reuse = None  # adopted by now: what it holds need not be kept beside the slot's own
-        done = 0
+        done = slot.reused.tokens
         while not self._engine.prefill(slot, PREFILL_CHUNK):
             done = min(done + PREFILL_CHUNK, total)
             if self._on_prefill is not None:
@@ -253,6 +264,10 @@ class Stream:
         if self._on_prefill is not None:
             self._on_prefill(total, total)
         self._prefill_ms = (self._clock() - self._opened) / 1e6
+        if self._shared:
+            self._reused = slot.reused
+            if self._on_reuse is not None:
+                self._on_reuse(self._reused)
         self._emit(self._request_record())
         self._request = Request(
             prompt.request,
@@ -272,6 +287,7 @@ class Stream:
     def _learn(self, round: Round) -> None:
         """What a round adds to the figures, the trace and whoever watches."""
         for slot in round.slots:
+            self._verified += slot.verified
             for j in range(slot.judged):
                 if j == len(self._reached):
                     self._reached.append(0)
@@ -279,7 +295,7 @@ class Stream:
                 self._reached[j] += 1
                 self._accepted[j] += j < slot.accepted
         self._emit(round)
-        if len(self._arrivals) % BELIEF_EVERY == 0:
+        if self._trace is not None and len(self._arrivals) % BELIEF_EVERY == 0:
             self._believe()
         if self._on_round is not None:
             self._on_round(round)
@@ -287,12 +303,13 @@ class Stream:
     def _believe(self) -> None:
         """Record what the policy believes, once a round. Raises `PolicyError`."""
         index = len(self._arrivals) - 1
-        if self._trace is None or index <= self._believed:
+        if index <= self._believed:
             return
         self._believed = index
         name = self._policy.name
         try:
             belief = self._policy.explain()
+            self._parked = str(belief.get("parked", ""))
             if belief:
                 self._emit(BeliefRecord(round=index, policy=name, belief=belief))
         except Exception as error:
@@ -332,6 +349,7 @@ class Stream:
         text = None
         if self._trace_text:
             text = self._tokenizer.decode(prompt.tokens, skip_special=False)
+        reused = self._reused or Reused()
         return RequestRecord(
             id=prompt.request,
             mode="mtp" if prompt.head else "plain",
@@ -342,6 +360,10 @@ class Stream:
             seed=prompt.seed,
             prefill_ms=self._prefill_ms,
             session=self._session,
+            reused_tokens=reused.tokens,
+            reuse=reused.why,
+            carry=reused.carry,
+            carry_ms=reused.ms,
             parked=prompt.why_plain,
             depth=None if prompt.depth == "auto" else prompt.depth,
             ignore_eos=prompt.ignore_eos,
@@ -381,15 +403,26 @@ class Stream:
             ],
             stop=stop,
             depth=prompt.depth,
-            speculation=prompt.why_plain or "on",
+            speculation=self._speculation(),
             pack=info.pack,
             backend=info.backend,
             device=info.device,
             seed=prompt.seed,
             sampling=prompt.sampling,
+            policy=self._policy.name,
+            mean_depth=self._verified / len(self._arrivals) if self._arrivals else None,
             looped=bool(end.looped),
             logprobs=self._logprobs(kept) if prompt.sampling.logprobs is not None else None,
+            reused=self._reused,
         )
+
+    def _speculation(self) -> str:
+        """ "on", or why nothing was drafted."""
+        if self._prompt.why_plain:
+            return self._prompt.why_plain
+        if self._parked and not self._verified:
+            return f"parked by the policy {self._policy.name!r}, {self._parked}"
+        return "on"
 
     def _logprobs(self, count: int) -> list[Logprob]:
         say = self._tokenizer.token_text

@@ -2,7 +2,7 @@
 
 A flag wins over the environment, the environment over the file, the file over the default. Every
 setting is called like its flag (`max-tokens` or `max_tokens`) and, in the environment, `MTPX_` and its
-name (`MTPX_MAX_TOKENS`). See `mtpx config`.
+name (`MTPX_MAX_TOKENS`); `cost_feedback` is `MTPX_ADAPTIVE_VERIFY_COST_FEEDBACK` there. See `mtpx config`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from mtpx import paths
-from mtpx.config import Environment
+from mtpx.config import PREFIX, Environment
 from mtpx.errors import MtpxError, SettingsError
 from mtpx.precision import PRECISIONS, TIERS, Precision, Tier
 
@@ -38,6 +40,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     precision: Literal["auto", Precision] | None = None
     tier: Literal["auto", Tier] | None = None
     depth: Annotated[int, msgspec.Meta(ge=0)] | Literal["off", "auto"] | None = None
+    policy: str | None = None
+    objective: Literal["speed", "balanced", "energy"] | None = None
+    slack: float | None = None
+    cost_feedback: bool | None = None
     max_tokens: Count | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -71,7 +77,11 @@ DEFAULTS: dict[str, str] = {
     "context": "the backend's choice",
     "precision": "auto",
     "tier": "auto",
-    "depth": "what the pack recommends, else 1",
+    "depth": "auto",
+    "policy": "adaptive",
+    "objective": "speed",
+    "slack": "0.1",
+    "cost_feedback": "True",
     "max_tokens": "the command's",
     **dict.fromkeys(SAMPLING, "the pack's"),
     "system": "none",
@@ -82,15 +92,20 @@ DEFAULTS: dict[str, str] = {
 }
 """What holds where nothing is set, in words."""
 
+VARIABLES = {"cost_feedback": "MTPX_ADAPTIVE_VERIFY_COST_FEEDBACK"}
+"""Settings whose variable is not called like them: a name that is known from elsewhere."""
+
+CHOOSING = ("depth", "policy", "objective", "slack", "cost_feedback")
+
 COMMON = ("pack", "backend", "device", "threads", "context", "precision", "tier")
-"""What every command that loads a model takes. `mtpx bench` takes no more: a verdict must not
-depend on a taste in sampling that is written down elsewhere."""
+"""What every command that loads a model takes. `mtpx bench` takes no more but where costs come from: what
+a verdict compares, and how it samples, stands on its command line."""
 
 APPLIES: dict[str, tuple[str, ...]] = {
     "chat": Settings.__struct_fields__,
-    "run": (*COMMON, "depth", "max_tokens", *SAMPLING),
-    "bench": COMMON,
-    "doctor": (*COMMON, "depth"),
+    "run": (*COMMON, *CHOOSING, "max_tokens", *SAMPLING),
+    "bench": (*COMMON, "cost_feedback"),
+    "doctor": (*COMMON, *CHOOSING),
 }
 """Command → the settings it takes."""
 
@@ -107,8 +122,14 @@ def load(env: Environment | None = None) -> dict[str, Found]:
     """What is set, by name. Raises `SettingsError` when the file or a variable cannot be used."""
     env = env or Environment.from_environ()
     path = paths.settings_file(env)
-    found = _from_file(path) | _from_environment(env.settings)
+    written, variables = _from_file(path), _from_environment(env.settings)
+    for one, other in (("depth", "policy"), ("policy", "depth")):
+        # The environment wins over the file also where the two cannot both be had.
+        if one in variables and other in written and other not in variables:
+            del written[other]
+    found = written | variables
     _check_sampling(found)
+    _check_policy(found)
     return found
 
 
@@ -161,28 +182,34 @@ def _line_of(key: str, text: str) -> int:
 
 
 def _from_environment(variables: dict[str, str]) -> dict[str, Found]:
-    return {
-        name: Found(_converted(name, variables[name], variable(name), strict=False), variable(name))
-        for name in Settings.__struct_fields__
-        if name in variables
-    }
+    found = {}
+    for name in Settings.__struct_fields__:
+        where = variable(name)
+        value = variables.get(where.removeprefix(PREFIX).lower())
+        if value is not None:
+            found[name] = Found(_converted(name, value, where, strict=False), where)
+    return found
 
 
 def unknown_variables(env: Environment | None = None) -> list[str]:
     """Variables that look like settings and are none."""
     env = env or Environment.from_environ()
-    return [variable(name) for name in env.settings if name not in Settings.__struct_fields__]
+    known = {variable(name) for name in Settings.__struct_fields__}
+    return [
+        name for name in (PREFIX + given.upper() for given in env.settings) if name not in known
+    ]
 
 
 def variable(name: str) -> str:
     """The environment variable of a setting."""
-    return f"MTPX_{name.upper()}"
+    return VARIABLES.get(name, PREFIX + name.upper())
 
 
 def check(name: str, value: str, where: str) -> Any:
     """`value` as the setting `name` takes it. Raises `SettingsError` that begins with `where`."""
     found = _converted(name, value, where, strict=False)
     _check_sampling({name: Found(found, where)})
+    _check_policy({name: Found(found, where)})
     return found
 
 
@@ -216,5 +243,23 @@ def _check_sampling(found: dict[str, Found]) -> None:
         if name in found and found[name].value is not None:
             try:
                 Sampling(**{name: found[name].value})
+            except MtpxError as error:
+                raise SettingsError(f"{found[name].source}: {error}") from None
+
+
+def _check_policy(found: dict[str, Found]) -> None:
+    """A policy's name and a slack that are none are refused where they are written."""
+    if not found.keys() & {"policy", "slack"}:
+        return
+    from mtpx.policy.registry import MEASURED, PolicyOptions
+
+    checks: dict[str, Callable[..., object]] = {
+        "policy": PolicyOptions,
+        "slack": partial(PolicyOptions, MEASURED, None),
+    }
+    for name, make in checks.items():
+        if name in found and found[name].value is not None:
+            try:
+                make(found[name].value)
             except MtpxError as error:
                 raise SettingsError(f"{found[name].source}: {error}") from None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtpx.config import Environment
+from mtpx_cli.choosing import Chosen
 from mtpx_cli.loading import EngineArguments, engine_options, load_model, progress
 from mtpx_cli.names import complete_pack
 from mtpx_cli.run import decoding_options
@@ -47,7 +48,7 @@ def chat(
     pack: str | None,
     system: str,
     max_tokens: int,
-    depth: int | str | None,
+    chosen: Chosen,
     seed: int | None,
     thinking: str | None,
     keep_traces: bool,
@@ -82,7 +83,7 @@ def chat(
     found = _resolved(pack, quiet)
     if not quiet:
         note(_greeting(found, person), dim=True)
-    choices = _choices(max_tokens, depth, sampling, seed, thinking)
+    choices = _choices(max_tokens, chosen, sampling, seed, thinking)
     look = _look(quiet)
     options: dict[str, Any] = {"system": system, "person": person, "trace_text": trace_text}
     if keep_traces:
@@ -127,7 +128,7 @@ def _greeting(pack: Pack, person: bool) -> str:
 
 def _choices(
     max_tokens: int,
-    depth: int | str | None,
+    chosen: Chosen,
     sampling: dict[str, Any],
     seed: int | None,
     thinking: str | None,
@@ -136,7 +137,8 @@ def _choices(
 
     return Choices(
         max_tokens=max_tokens,
-        depth=depth,  # type: ignore[arg-type]  # a str here is off or auto
+        depth=chosen.depth,
+        policy=chosen.policy,
         sampling={name: value for name, value in sampling.items() if value is not None},
         seed=seed,
         thinking=None if thinking is None else thinking == "on",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mtpx_cli.conversing import Chat, Leave, speculation, turn_line
+from mtpx_cli.conversing import Chat, Leave, turn_line
+from mtpx_cli.run import speculation
 
 if TYPE_CHECKING:
     from mtpx.api import Depth
@@ -106,10 +107,18 @@ def _stats(chat: Chat, argument: str) -> None:
 
 
 def _depth(chat: Chat, argument: str) -> None:
+    choices = chat.choices
     if argument:
-        chat.choices.depth = _chosen_depth(chat, argument)
-    chosen = chat.choices.depth
-    said = "as the pack recommends, else 1" if chosen is None else chosen
+        choices.depth = _chosen_depth(chat, argument)
+        if argument == "auto" and choices.policy is not None and choices.policy.name == "fixed":
+            choices.policy = None  # nothing would be left to choose
+    policy = "adaptive" if choices.policy is None else choices.policy.name
+    said = str(choices.depth)
+    if choices.depth in (None, "auto"):
+        said = f"auto: the policy {policy} chooses"
+        if choices.policy is not None and choices.policy.name == "fixed":
+            told = choices.policy.depth
+            said = "as the pack recommends, else 1" if told is None else str(told)
     did = f"; the last answer: {speculation(chat.last)}" if chat.last and not argument else ""
     chat.say(f"depth {said}{did}")
 
@@ -234,7 +243,11 @@ COMMANDS = {
         Command("/edit [TEXT]", "change the last question and ask it again", _edit),
         Command("/system [TEXT|off]", "show or set the system prompt", _system),
         Command("/stats", "what runs, and how well", _stats),
-        Command("/depth [N|off|auto]", "drafts a round; off decodes plain, auto learns", _depth),
+        Command(
+            "/depth [N|off|auto]",
+            "drafts a round; off decodes plain, auto lets the policy choose",
+            _depth,
+        ),
         Command("/set [NAME VALUE]", "temperature 0.7, top_p, max_tokens, seed, ...", _set),
         Command("/save FILE", "write the conversation as JSON", _save),
         Command("/load FILE", "go on with a conversation from a file", _load),

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mtpx_cli.live import Status, Writer, ctrl_c_stops, silent_keys
-from mtpx_cli.run import accepted, pace
+from mtpx_cli.run import pace, speculation
 from mtpx_cli.terminal import complain, note
 
 if TYPE_CHECKING:
     from mtpx.api import Depth, Model, TraceTo
     from mtpx.generation import Generation
+    from mtpx.policy.registry import PolicyOptions
     from mtpx.session import Reply, Session, Turn
 
 
@@ -29,6 +30,7 @@ class Choices:
 
     max_tokens: int
     depth: Depth = None
+    policy: PolicyOptions | None = None
     sampling: dict[str, float | int] = field(default_factory=dict)
     seed: int | None = None
     thinking: bool | None = None
@@ -151,6 +153,8 @@ class Chat:
             "replace": replace,
             "max_tokens": self.choices.max_tokens,
             "depth": self.choices.depth,
+            # A number of drafts leaves nothing to choose.
+            "policy": None if isinstance(self.choices.depth, int) else self.choices.policy,
             "seed": self.choices.seed,
             **self.choices.sampling,
             **watchers,
@@ -196,6 +200,8 @@ class Chat:
 def turn_line(result: Generation, context: int) -> str:
     """The quiet line under an answer."""
     parts = [*pace(result), speculation(result)]
+    if result.speculation == "on" and result.rounds:
+        parts[-1] += f", {result.tokens / result.rounds:.2f} tokens a round"
     endings = {
         "length": "stopped at max-tokens",
         "context": f"the context of {context} tokens is full",
@@ -206,13 +212,3 @@ def turn_line(result: Generation, context: int) -> str:
     if result.looped:
         parts.append("the text repeats itself")
     return "; ".join(parts)
-
-
-def speculation(result: Generation) -> str:
-    """What speculation did for an answer and, if it did nothing, why."""
-    if result.speculation != "on":
-        return f"plain: {result.speculation}"
-    if not any(p.reached for p in result.accepted_per_position):
-        return "nothing was drafted"
-    per_round = result.tokens / result.rounds
-    return f"depth {result.depth}, accepted {accepted(result)}, {per_round:.2f} tokens a round"

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mtpx_cli.choosing import Chosen, depth_options
 from mtpx_cli.loading import EngineArguments, engine_options, load_model
 from mtpx_cli.names import complete_pack
 from mtpx_cli.pack import size
-from mtpx_cli.run import DepthParam
 from mtpx_cli.terminal import say
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ UNWELL = 1
 
 @click.command()
 @click.argument("pack", required=False, metavar="[PACK|DIR]", shell_complete=complete_pack)
-@click.option("--depth", type=DepthParam(), metavar="N|off|auto", help="Drafts a round.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, on one line.")
+@depth_options
 @engine_options
 @click.pass_context
 def doctor(
     ctx: click.Context,
     /,
     pack: str | None,
-    depth: int | str | None,
+    chosen: Chosen,
     as_json: bool,
     engine: EngineArguments,
 ) -> None:
@@ -53,7 +53,14 @@ def doctor(
     def load(name: str) -> Model:
         return load_model(name, engine, quiet=True)
 
-    found = examine(pack, load=load, context=engine.context, settings_error=trouble, depth=depth)
+    found = examine(
+        pack,
+        load=load,
+        context=engine.context,
+        settings_error=trouble,
+        depth=chosen.depth,
+        policy=chosen.policy,
+    )
     if as_json:
         import msgspec
 
@@ -114,7 +121,10 @@ def _running(running: Running) -> Iterator[tuple[str, str]]:
     details = ", ".join(f"{name} {value}" for name, value in running.details.items())
     yield "precision", f"{running.dtype}, weights stored as {running.quantisation}"
     yield "route", f"{running.route}, {running.tier} tier" + (f", {details}" if details else "")
-    yield "policy", f"{running.policy}, depth {running.depth}"
+    if running.fixed is None:
+        yield "policy", f"{running.policy}: it chooses the depth, up to {running.depth} in a trial"
+    else:
+        yield "policy", f"fixed: depth {running.fixed}" if running.fixed else "none: plain decode"
     if running.speculation != "on":
         yield "speculation", f"not running: {running.speculation}"
     elif not running.judged:

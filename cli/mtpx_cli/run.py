@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mtpx_cli.choosing import Chosen, depth_options
 from mtpx_cli.loading import EngineArguments, F, engine_options, load_model
 from mtpx_cli.terminal import INTERRUPTED, complain, is_terminal, note, say
 
@@ -15,27 +16,7 @@ if TYPE_CHECKING:
     from mtpx.generation import Generation, Stream
 
 
-class DepthParam(click.ParamType[int | str]):
-    """A number of drafts a round, "off", or "auto"."""
-
-    name = "depth"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | str:
-        if value in ("off", "auto"):
-            return str(value)
-        try:
-            depth = int(value)
-        except ValueError:
-            depth = -1
-        if depth < 0:
-            self.fail(f"{value!r} is neither a number of drafts nor off or auto", param, ctx)
-        return depth
-
-
 _DECODING = [
-    click.option("--depth", type=DepthParam(), metavar="N|off|auto", help="Drafts a round."),
     click.option("--temperature", type=float, metavar="T", help="0 is greedy."),
     click.option(
         "--top-p", type=float, metavar="P", help="The likeliest tokens of mass P; 1 is off."
@@ -52,7 +33,9 @@ _DECODING = [
 
 
 def decoding_options(command: F) -> F:
-    """Add how an answer is drawn: depth, sampling and seed, each the pack's or the default unless given."""
+    """Add how an answer is drawn: depth and policy (received as `chosen`), sampling and seed, each the
+    pack's or the default unless given."""
+    command = depth_options(command)
     for option in reversed(_DECODING):
         command = option(command)
     return command
@@ -79,7 +62,7 @@ def run(
     system: str | None,
     raw: bool,
     max_tokens: int,
-    depth: int | str | None,
+    chosen: Chosen,
     seed: int | None,
     stop: tuple[str, ...],
     ignore_eos: bool,
@@ -107,7 +90,8 @@ def run(
       prefill_ms, ttft_ms      time to read the prompt, to the first token
       accepted_per_position    for each draft position: reached, accepted, rate
       stop                     end, length, context, stop or interrupt
-      depth, speculation       as asked for; on, or why it did not run
+      depth, policy            as asked for; what chose the depths
+      mean_depth, speculation  drafts verified a round; on, or why nothing was drafted
       pack, backend, device, seed, sampling, looped, logprobs
 
     \b
@@ -133,7 +117,8 @@ def run(
             raw=raw,
             max_tokens=max_tokens,
             seed=seed,
-            depth=depth,  # type: ignore[arg-type]  # a str here is off or auto
+            depth=chosen.depth,
+            policy=chosen.policy,
             stop=stop,
             ignore_eos=ignore_eos,
             trace=_trace(trace, trace_text),
@@ -270,13 +255,21 @@ def accepted(result: Generation) -> str:
     return " ".join(rates) or "–"
 
 
+def speculation(result: Generation) -> str:
+    """What speculation did for an answer and, if it did nothing, why."""
+    if result.speculation != "on":
+        return f"plain: {result.speculation}"
+    if not any(p.reached for p in result.accepted_per_position):
+        return "nothing was drafted"
+    depth = f"depth {result.depth}"
+    if result.depth == "auto" and result.mean_depth is not None:
+        depth = f"{result.policy}: {result.mean_depth:.1f} drafts a round"
+    return f"{depth}, accepted {accepted(result)}"
+
+
 def summary(result: Generation, context: int) -> str:
     """The line under an answer."""
-    parts = pace(result)
-    if result.speculation != "on":
-        parts.append(f"plain: {result.speculation}")
-    else:
-        parts.append(f"depth {result.depth}, accepted {accepted(result)}")
+    parts = [*pace(result), speculation(result)]
     endings = {
         "length": "stopped at --max-tokens",
         "context": f"the context of {context} tokens is full",

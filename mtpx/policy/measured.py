@@ -147,9 +147,10 @@ class MeasuredPlanner:
         pass
 
     def explain(self) -> dict[str, Any]:
-        """What was weighed for the round just chosen, by depth."""
+        """What was weighed for the round just chosen, by depth, and why nothing was drafted, if so."""
         choice = self._choice
-        return {
+        parked = {} if choice.depth or choice.zero == "by_cap" else {"parked": self._why_plain()}
+        return parked | {
             "depth": choice.depth,
             "zero": choice.zero,
             "options": [
@@ -163,6 +164,18 @@ class MeasuredPlanner:
                 for option in choice.options
             ],
         }
+
+    def _why_plain(self) -> str:
+        drafting = self._choice.options[1:]
+        if not drafting:
+            return "there is no cost table for a context this long"
+        best = max(drafting, key=lambda option: option.tokens_per_s)
+        plain = self._choice.options[0].tokens_per_s
+        return (
+            f"its cost table expects {best.tokens_per_s:.3g} tok/s at depth {best.rows} and {plain:.3g} "
+            f"of plain decode"
+            + ("" if self.objective == "speed" else f" (objective {self.objective})")
+        )
 
     def parameters(self) -> dict[str, Any]:
         return {
