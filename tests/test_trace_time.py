@@ -12,6 +12,7 @@ from simulated_traces import simulated_trace, tokens_per_ms
 from test_trace_summary import anomaly_counts, mtp_run, only
 from trace_makers import a_round, bench_trace, request, run_record, slot, small_trace
 
+from mtpx.carry import Adopted
 from mtpx.policy import FixedDepth
 from mtpx.round import Decision, SlotRound
 from mtpx.simulate import Regime
@@ -261,8 +262,9 @@ def test_energy_is_per_token_and_absent_unless_every_request_was_metered() -> No
 
 
 def test_a_requests_carry_is_kept() -> None:
-    (one,) = only([run_record(), request(0, session=3, reused_tokens=5, carry="adopted")]).requests
-    assert (one.session, one.reused_tokens, one.carry) == (3, 5, "adopted")
+    carry = Adopted(4, 2, 5)
+    (one,) = only([run_record(), request(0, session=3, reused_tokens=5, carry=carry)]).requests
+    assert (one.session, one.reused_tokens, one.carry) == (3, 5, str(carry))
 
 
 # -- what should not be there --------------------------------------------------------------------------

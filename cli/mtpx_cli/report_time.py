@@ -225,7 +225,8 @@ def _carry(run: RunSummary, notes: Notes) -> Iterable[RenderableType]:
             str(r.reused_tokens),
             notes.show(r.prefill_ms, "the time of the prefill was not recorded"),
             notes.show(r.ttft_ms, "the time to the first token was not recorded"),
-            clean(r.carry) or notes.dash("nothing was said of the head's rows"),
+            "; ".join(filter(None, map(clean, (r.carry, r.reuse))))
+            or notes.dash("nothing was said of the head's rows"),
         ]
         for r in carried[:_CARRIED]
     ]

@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from mtpx import carry
 from mtpx.bench import beside, intervals, verdict
 from mtpx.errors import TraceError
 from mtpx.sampling import Sampling
@@ -40,6 +41,7 @@ END = "<!-- end: made by python -m mtpx.trace.docs -->"
 RECORDS: tuple[type[msgspec.Struct], ...] = (
     schema.RunRecord,
     schema.RequestRecord,
+    *get_args(carry.CarryOutcome),
     schema.Round,
     schema.SlotRound,
     schema.Route,
@@ -105,7 +107,7 @@ def refreshed(page: str) -> str:
 
 def _table(struct: type[msgspec.Struct]) -> str:
     config = struct.__struct_config__
-    tag = f", `type`: `{config.tag}`" if config.tag else ""
+    tag = f", `{config.tag_field}`: `{config.tag}`" if config.tag else ""
     hints = get_type_hints(struct)
     lines = [f"### {struct.__name__}{tag}", "", _prose(struct), "", "| field | type | default |"]
     lines.append("|---|---|---|")
@@ -146,8 +148,10 @@ def _name(hint: Any) -> str:
 
 def _anchor(struct: type[msgspec.Struct]) -> str:
     """The heading's anchor as Markdown renderers make it: small letters, hyphens, no punctuation."""
-    tag = struct.__struct_config__.tag
-    return f"{struct.__name__.lower()}-type-{tag}" if tag else struct.__name__.lower()
+    config = struct.__struct_config__
+    if not config.tag:
+        return str(struct.__name__.lower())
+    return f"{struct.__name__} {config.tag_field} {config.tag}".lower().replace(" ", "-")
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:

@@ -16,7 +16,8 @@ MOST_TOKENS = 2**53
 
 
 class RequestTotals(msgspec.Struct):
-    """One request. `rounds`, `drafted`, `verified` and `accepted` are counted from its round records;
+    """One request. `reuse` is why not more of the prompt was reused, `carry` what became of the head's
+    rows, both in words. `rounds`, `drafted`, `verified` and `accepted` are counted from its round records;
     `tokens_per_s` is over `rated_tokens` in `decode_s` (see the end record). `stop` is empty for a
     request that was cut without an end record."""
 
@@ -31,7 +32,9 @@ class RequestTotals(msgspec.Struct):
     reused_tokens: int
     prefill_ms: float | None
     session: int = 0
+    reuse: str = ""
     carry: str = ""
+    carry_ms: float | None = None
     rounds: int = 0
     drafted: int = 0
     verified: int = 0
@@ -102,7 +105,9 @@ class RequestsTally:
             reused_tokens=record.reused_tokens,
             prefill_ms=_time(record.prefill_ms),
             session=record.session,
-            carry=record.carry,
+            reuse=record.reuse,
+            carry=str(record.carry) if record.carry is not None else "",
+            carry_ms=_time(record.carry_ms),
         )
         self.all.append(totals)
         self._open[record.id] = totals

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from mtpx.carry import CarryOutcome
 from mtpx.round import Decision, Round, Route, SlotRound
 from mtpx.sampling import Sampling
 
@@ -62,7 +63,10 @@ class RequestRecord(msgspec.Struct, tag="request", omit_defaults=True):
     `arm` names the bench arm, `depth` its fixed depth if it has one; `pair` is the id of the
     matched block it belongs to, `suite` and `prompt` name its prompt, `place` its place in the
     block (0..3), `warmup` marks runs outside the verdict. `parked` says why speculation is not
-    running if it is not. Every field that must match between the arms of a pair is here.
+    running if it is not. In a `session` (a hash; 0: none) `reused_tokens` of the prompt were not computed
+    again, `reuse` says why not more; `carry` is what became of the head's rows of the turn before and
+    `carry_ms` the time that took, where the host knows it. Every field that must match between the
+    arms of a pair is here.
     """
 
     id: int
@@ -75,7 +79,9 @@ class RequestRecord(msgspec.Struct, tag="request", omit_defaults=True):
     prefill_ms: float | None = None
     session: int = 0
     reused_tokens: int = 0
-    carry: str = ""
+    reuse: str = ""
+    carry: CarryOutcome | None = None
+    carry_ms: float | None = None
     parked: str = ""
     arm: str = ""
     depth: int | None = None
