@@ -30,6 +30,7 @@ from mtpx.generation import Generation, Progress, Prompt, Stream
 from mtpx.policy import DepthPolicy, FixedDepth
 from mtpx.policy.learning import Policies
 from mtpx.policy.registry import ADAPTIVE, FIXED, PolicyOptions
+from mtpx.reuse import Reused
 from mtpx.round import Round
 from mtpx.sampling import Sampling
 from mtpx.text import ChatTemplate, Tokenizer, load_tokenizer
@@ -192,6 +193,7 @@ class Model:
         on_round: Callable[[Round], None] | None = None,
         session: int = 0,
         reuse: object | None = None,
+        on_reuse: Callable[[Reused], None] | None = None,
         before_close: Callable[[Slot], None] | None = None,
         **parameters: float | int | None,
     ) -> Stream:
@@ -209,7 +211,7 @@ class Model:
         policy, such a text is decoded at the pack's recommended depth. A pack without a head decodes
         plain, whichever policy was asked for.
         `stop`: text to end before, one or several. `trace`: a file for the run's trace. `session`,
-        `reuse` and `before_close`: see `Stream`; `mtpx.session` is what uses them.
+        `reuse`, `on_reuse` and `before_close`: see `Stream`; `mtpx.session` is what uses them.
 
         Raises `MtpxError` for whatever cannot be done as asked; nothing was computed then.
         """
@@ -264,6 +266,7 @@ class Model:
             on_round=on_round,
             session=session,
             reuse=reuse,
+            on_reuse=on_reuse,
             before_close=before_close,
             on_end=partial(self._policies.save, asked)
             if isinstance(asked, PolicyOptions)
