@@ -43,6 +43,10 @@ class SettingsError(MtpxError):
     """A setting in the settings file or the environment cannot be used."""
 
 
+class SessionError(MtpxError):
+    """A conversation that is kept under a name cannot be opened, read or written."""
+
+
 class TraceError(MtpxError):
     """A trace cannot be written, or what was read is not a trace."""
 
