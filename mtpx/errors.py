@@ -53,3 +53,7 @@ class TraceError(MtpxError):
 
 class BenchError(MtpxError):
     """A bench cannot be run or judged as asked."""
+
+
+class TrainingError(MtpxError):
+    """A head cannot be trained as asked, or its training went wrong."""

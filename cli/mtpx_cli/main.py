@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from importlib import import_module
 
 import click
@@ -20,6 +21,7 @@ COMMANDS = {
     "trace": ("mtpx_cli.trace", "trace", "Read what runs recorded."),
     "policy": ("mtpx_cli.policy", "policy", "Compare depth policies; see what was learned."),
     "measure": ("mtpx_cli.measure", "measure", "Measure this machine's cost table."),
+    "head": ("mtpx_cli.head", "head", "Train an MTP head for a model that has none."),
     "plan": ("mtpx_cli.plan", "plan", "Show which depth a cost table calls for, and why."),
 }
 """Name → module, attribute, help line. The line stands here so that `mtpx --help` imports nothing."""
@@ -110,7 +112,8 @@ def main() -> None:
     try:
         status = cli.main(prog_name="mtpx", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        with suppress(OSError):  # nobody reads stderr; the status still tells
+            error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
