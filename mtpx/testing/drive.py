@@ -183,6 +183,8 @@ def compare_states(
 
 
 def _compare_heads(subject: Subject, engine: Engine, slot: Slot, fresh: Slot, what: str) -> None:
+    if len(slot.tokens) < 2:
+        return  # a first token alone makes no head pair
     depth = min(subject.depth, engine.info.head_depth_limit)
     mine = engine.propose([slot], [depth])
     seen, confidence = subject.drafted(engine, mine)[0], _row(mine.confidence)
