@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from mtpx_cli.terminal import complain, is_terminal
+from mtpx_cli.terminal import complain, is_terminal, note
 
 if TYPE_CHECKING:
     from mtpx.api import Model
@@ -189,4 +189,4 @@ class _Lines:
         tenth = 10 * done // total if total else 0
         if tenth != self._last:
             self._last = tenth
-            click.echo(f"{self._title}: {done / 1e6:.0f} of {total / 1e6:.0f} MB", err=True)
+            note(f"{self._title}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")

@@ -267,7 +267,7 @@ def _bar(quiet: bool) -> Iterator[Bar]:
     import sys
 
     from mtpx_cli.draw import clean
-    from mtpx_cli.terminal import is_terminal
+    from mtpx_cli.terminal import is_terminal, note
 
     if quiet:
         yield lambda done, total, now: None
@@ -278,7 +278,7 @@ def _bar(quiet: bool) -> Iterator[Bar]:
             tenth = 10 * done // max(1, total)
             if tenth != last[0]:
                 last[0] = tenth
-                click.echo(f"{clean(now)}: {done} of {total}", err=True)
+                note(f"{clean(now)}: {done} of {total}")
 
         yield line
     else:

@@ -1,0 +1,98 @@
+"""Progress is for whoever reads it: where nobody can, the work goes on."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Command
+from simulated_bench import PAYS, model_of
+
+from mtpx.bench.result import Progress
+from mtpx_cli.bench_view import progress_line
+from mtpx_cli.loading import progress
+
+FULL = Path("/dev/full")
+
+
+class Broken(io.StringIO):
+    """A stream that cannot be written any more: a full disk, or a pipe whose reader left."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def write(self, text: str) -> int:
+        raise OSError(self.number, os.strerror(self.number))
+
+
+def a_bench_told(stderr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with progress_line(quiet=False) as tell:
+        for now in ("compiling", "warming up auto", "auto learns, 1 of 8", "auto learns, 2 of 8"):
+            tell(Progress(0, 20, None, now))
+        for done in range(21):
+            tell(Progress(done, 20, 200.0 - 10 * done, "chat/x, auto"))
+
+
+def a_fetch_told(stderr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtpx_cli.loading.PATIENCE_S", 0.0)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with progress("fetching", quiet=False) as tell:
+        assert tell is not None
+        for done in range(3):
+            tell(done, 2)
+
+
+@pytest.mark.parametrize("told", [a_bench_told, a_fetch_told])
+@pytest.mark.parametrize(
+    "stderr", [None, Broken(errno.ENOSPC), Broken(errno.EPIPE)], ids=["closed", "full", "gone"]
+)
+def test_a_stderr_that_cannot_be_written_stops_nothing(
+    told: Any, stderr: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(stderr, monkeypatch)
+
+
+def test_a_log_of_a_bench_has_the_parts_of_the_warm_up_and_every_tenth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stderr = io.StringIO()
+    a_bench_told(stderr, monkeypatch)
+    lines = stderr.getvalue().splitlines()
+    assert lines[:4] == [
+        "bench: compiling",
+        "bench: warming up auto",
+        "bench: auto learns, 1 of 8",
+        "bench: 0 of 20 runs, about 3 min left",
+    ]
+    assert len(lines) == 3 + 11
+
+
+@pytest.mark.parametrize("stderr", [None, Broken(errno.ENOSPC)], ids=["closed", "full"])
+def test_a_bench_nobody_can_be_told_of_still_prints_its_result(
+    mtpx: Command, monkeypatch: pytest.MonkeyPatch, stderr: Any
+) -> None:
+    model = model_of(PAYS)
+    monkeypatch.setattr("mtpx_cli.bench.load_model", lambda *args, **options: model)
+    monkeypatch.setattr(time, "perf_counter_ns", model.engine.clock)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    done = mtpx("bench", "--null-control", "--prompts", "6", "--repeats", "1", "--json")
+    assert len(json.loads(done.out)["design"]["blocks"]) == 6
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
+def test_a_wrong_option_is_told_by_the_status_where_stderr_is_full() -> None:
+    with FULL.open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "mtpx_cli", "bench", "--no-such"], stderr=full, check=False
+        )
+    assert done.returncode == 2
