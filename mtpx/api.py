@@ -25,6 +25,7 @@ from mtpx import packs
 from mtpx.backend import Engine, EngineOptions, Slot
 from mtpx.backends import choose_backend
 from mtpx.checkpoint import open_checkpoint
+from mtpx.energy import Meter, find_meter
 from mtpx.errors import PolicyError, PromptError, SamplingError
 from mtpx.generation import Generation, Progress, Prompt, Stream
 from mtpx.policy import DepthPolicy, FixedDepth
@@ -116,7 +117,8 @@ class TraceTo:
 
 
 class Model:
-    """A pack loaded on a device. One answer at a time; `close()` releases the weights."""
+    """A pack loaded on a device. One answer at a time; `close()` releases the weights. `meter` measures
+    energy, or says why there is no measuring it."""
 
     def __init__(
         self,
@@ -133,6 +135,7 @@ class Model:
         costs = pack.manifest.prior_costs if pack.manifest else []
         self._last: weakref.ref[Stream] | None = None
         self.policy = policy
+        self.meter = find_meter(engine.info)
         self._policies = Policies(engine.info, costs, warn)
 
     def __enter__(self) -> Self:
@@ -250,7 +253,7 @@ class Model:
         writer = None
         if to is not None:
             writer = TraceWriter(to.path, warn=to.warn)
-            writer.write(run_record(self.engine.info, using, command=to.command))
+            writer.write(run_record(self.engine.info, using, command=to.command, meter=self.meter))
         if self._last is not None and self._last() is not None:
             # Whoever broke out of a loop has dropped its answer, but a generator and its frame hold
             # each other until they are collected; an answer somebody still holds stays open.
@@ -268,6 +271,7 @@ class Model:
             reuse=reuse,
             on_reuse=on_reuse,
             before_close=before_close,
+            meter=self.meter if isinstance(self.meter, Meter) else None,
             on_end=partial(self._policies.save, asked)
             if isinstance(asked, PolicyOptions)
             else None,

@@ -20,6 +20,7 @@ import msgspec
 from mtpx import packs, paths, shelf
 from mtpx.backends import backend_names, get_backend
 from mtpx.checkpoint import open_checkpoint
+from mtpx.energy import NoMeter
 from mtpx.errors import MtpxError
 from mtpx.hardware import cpu_name
 from mtpx.memory import host_memory, need
@@ -76,7 +77,7 @@ class Running(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `route` is "eager" or "compiled" with its bucket; `speculation` "on", or why it does not run;
     `fixed` the depth where no policy chose it, `depth` the deepest round's; `accepted` drafts of `judged`
-    that stood.
+    that stood. `energy` is the rail that a meter sees, or why there is none.
     """
 
     error: str = ""
@@ -93,6 +94,7 @@ class Running(msgspec.Struct, frozen=True, omit_defaults=True):
     speculation: str = ""
     accepted: int | None = None
     judged: int | None = None
+    energy: str = ""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -230,7 +232,7 @@ def _try(load: Callable[[str], Model], name: str, options: dict[str, Any]) -> Ru
             )
             for _ in stream:
                 pass
-            info, result = model.engine.info, stream.result
+            info, result, meter = model.engine.info, stream.result, model.meter
     except MtpxError as error:
         return Running(error=str(error))
     deepest = max(rounds, key=attrgetter("depth"))
@@ -249,6 +251,7 @@ def _try(load: Callable[[str], Model], name: str, options: dict[str, Any]) -> Ru
         speculation=result.speculation,
         accepted=sum(min(slot.accepted, slot.judged) for slot in slots),
         judged=sum(slot.judged for slot in slots),
+        energy=f"not measured: {meter.reason}" if isinstance(meter, NoMeter) else meter.rail,
     )
 
 

@@ -178,6 +178,8 @@ class Window:
         self._samples: list[Sample] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._watts: float | None = None
+        self._moved: Sample | None = None
         self.failed = ""
         self.energy: Energy | None = None
 
@@ -203,6 +205,12 @@ class Window:
                 idle_w=self._idle_w,
             )
 
+    @property
+    def watts(self) -> float | None:
+        """Power now: the sensor's last word or, where it only counts, what it counted between the last
+        two times that it moved. `None` while neither is known."""
+        return None if self.failed else self._watts
+
     def _watch(self) -> None:
         while not self._over.wait(self._poll_s):
             self._look()
@@ -215,7 +223,17 @@ class Window:
         except Exception as error:
             self.failed = f"the energy sensor failed: {type(error).__name__}: {error}"
             return
-        self._samples.append(Sample(self._clock(), counter, watts))
+        now = Sample(self._clock(), counter, watts)
+        self._samples.append(now)
+        if watts is not None:
+            self._watts = watts
+        elif counter is not None:
+            before = self._moved
+            if before is None or before.counter_j is None or counter < before.counter_j:
+                self._moved = now
+            elif counter > before.counter_j and now.t_s > before.t_s:
+                self._watts = (counter - before.counter_j) / (now.t_s - before.t_s)
+                self._moved = now
 
 
 @dataclass(slots=True)

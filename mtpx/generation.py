@@ -17,6 +17,7 @@ import msgspec
 
 from mtpx.backend import Clock, Engine, Slot
 from mtpx.decode import Request, Stop, decode
+from mtpx.energy import Meter, Window
 from mtpx.errors import MtpxError, PolicyError
 from mtpx.policy import DepthPolicy
 from mtpx.reuse import Reused
@@ -69,6 +70,7 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
     - `depth` asked for, a number or "auto"; the `policy` that chose; `mean_depth`, drafts verified a
       round (absent without rounds). `speculation`: "on", or why nothing was drafted.
     - `pack`, `backend`, `device`, `seed`, `sampling`.
+    - `energy_j`: joules of all rounds, prefill left out; absent without a meter.
     - `looped`: the text repeats itself. `logprobs` where asked for, one a token.
     - `reused`: what of an earlier turn was not computed again; absent outside conversations.
     """
@@ -92,12 +94,18 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
     sampling: Sampling
     policy: str = ""
     mean_depth: float | None = None
+    energy_j: float | None = None
     looped: bool = False
     logprobs: list[Logprob] | None = None
     reused: Reused | None = None
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def token_energy_j(self) -> float | None:
+        """Joules a token; `None` without a meter."""
+        return self.energy_j / self.tokens if self.energy_j is not None and self.tokens else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +137,10 @@ class Stream:
     `on_prefill(done, total)` in tokens; `on_round` sees every round; `trace` takes the records, with
     the texts of prompt and answer if `trace_text`, and is closed at the end. `session` and `reuse` go
     to `Engine.open`, `on_reuse` is told what that came to; `before_close` is called with the slot at the
-    end, unless an error was that (what it holds may be kept for another answer), `on_end` last of all.
-    Raises what the engine, the policy and the callbacks raise; Ctrl-C passes through. Rounds that were
-    delivered are kept in `result` then; the one being computed is not.
+    end, unless an error was that (what it holds may be kept for another answer), `on_end` last of all;
+    `meter` measures the energy of the rounds. Raises what the engine, the policy and the callbacks
+    raise; Ctrl-C passes through. Rounds that were delivered are kept in `result` then; the one being
+    computed is not.
     """
 
     def __init__(
@@ -150,6 +159,7 @@ class Stream:
         on_reuse: Callable[[Reused], None] | None = None,
         before_close: Callable[[Slot], None] | None = None,
         on_end: Callable[[], None] | None = None,
+        meter: Meter | None = None,
         clock: Clock = time.perf_counter_ns,
     ) -> None:
         self._engine, self._tokenizer, self._policy = engine, tokenizer, policy
@@ -158,6 +168,8 @@ class Stream:
         self._on_prefill, self._on_round = on_prefill, on_round
         self._session, self._reuse, self._before_close = session, reuse, before_close
         self._on_reuse, self._on_end = on_reuse, on_end
+        self._meter = meter
+        self._window: Window | None = None
         self._shared = bool(session) or reuse is not None
         self._reused: Reused | None = None
         self._clock = clock
@@ -269,6 +281,9 @@ class Stream:
             if self._on_reuse is not None:
                 self._on_reuse(self._reused)
         self._emit(self._request_record())
+        if self._meter is not None:
+            self._window = self._meter.window()
+            self._window.__enter__()
         self._request = Request(
             prompt.request,
             slot,
@@ -286,6 +301,8 @@ class Stream:
 
     def _learn(self, round: Round) -> None:
         """What a round adds to the figures, the trace and whoever watches."""
+        if self._window is not None and (watts := self._window.watts) is not None:
+            round.energy_j = watts * round.round_ms / 1e3
         for slot in round.slots:
             self._verified += slot.verified
             for j in range(slot.judged):
@@ -329,6 +346,8 @@ class Stream:
 
     def _leave(self) -> None:
         """The trace's last records; then everything is let go of, whatever went wrong before."""
+        if self._window is not None:
+            self._window.__exit__(None, None, None)
         with ExitStack() as last:
             if self._on_end is not None:
                 last.callback(self._on_end)
@@ -381,6 +400,8 @@ class Stream:
         )
         if self._arrivals:
             end.ttft_ms = (self._arrivals[0][0] - self._opened) / 1e6
+        if self._window is not None and self._window.energy is not None:
+            end.energy_j = self._window.energy.joules
         if self._trace_text:
             end.text = "".join(self._text)
         return end
@@ -411,6 +432,7 @@ class Stream:
             sampling=prompt.sampling,
             policy=self._policy.name,
             mean_depth=self._verified / len(self._arrivals) if self._arrivals else None,
+            energy_j=end.energy_j,
             looped=bool(end.looped),
             logprobs=self._logprobs(kept) if prompt.sampling.logprobs is not None else None,
             reused=self._reused,

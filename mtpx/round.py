@@ -73,7 +73,8 @@ class Round(msgspec.Struct, tag="round", omit_defaults=True):
 
     `round_ms` runs from the start of the round to the arrival of its outcome. `draft_ms` and
     `verify_ms` are present only where they were had without a further synchronisation; `host_ms`
-    is the loop's and the policy's own share of `round_ms`. `energy_j` needs a meter.
+    is the loop's and the policy's own share of `round_ms`. `energy_j`, where there is a meter, is the
+    power it told then times the round's time.
     """
 
     index: int

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 from command import mtpx
+from hypothesis import HealthCheck, settings
 from package_index import index, running
+
+# How long an example takes is the machine's business.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 __all__ = ["embedded_weights", "index", "mtpx", "own_folders", "running", "tiny_pack"]
 

@@ -10,11 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from simulated_bench import COSTS, NOISY, PAYS, Model, model_of
 
 import mtpx_cli.bench
+from mtpx.bench.intervals import Effect
+from mtpx.bench.verdict import Verdict
 from mtpx.errors import (
     BenchError,
     MtpxError,
@@ -26,6 +29,7 @@ from mtpx.errors import (
 from mtpx.simulate import Regime, SimulatedEngine
 from mtpx_cli.bench_view import time_left
 from mtpx_cli.main import cli
+from mtpx_cli.verdicts import draw_verdict
 
 Run = Callable[..., Result]
 
@@ -77,14 +81,14 @@ def traces(tmp_path: Path) -> list[Path]:
 def test_bare_with_a_baseline_it_says_first_that_mtp_pays(run: Run) -> None:
     result = run("--plain-baseline")
     assert result.exit_code == 0
-    assert result.stdout.startswith("MTP pays (depth 1): 1.")
+    assert result.stdout.startswith("MTP pays (auto): 1.")
 
 
 def test_bare_without_a_baseline_it_says_that_there_is_no_verdict_and_why(run: Run) -> None:
     result = run()
     assert result.exit_code == 0
     assert result.stdout.startswith("No verdict on whether MTP pays: matched plain runs required")
-    assert "depth 1" in result.stdout
+    assert "| auto" in result.stdout
 
 
 def test_suites_are_judged_each_by_itself(run: Run) -> None:
@@ -171,6 +175,15 @@ def test_options_that_make_no_sense_together_are_refused(
         (["--prompt-file", "/none.txt"], BenchError, "/none.txt cannot be read"),
         (["--prompts", "0"], BenchError, "--prompts must be 1 to 32"),
         (["--repeats", "0"], BenchError, "--repeats must be 1 or more"),
+        (["--seed", "-1"], BenchError, "--seed must be from 0 to"),
+        (["--seed", str(2**60)], BenchError, "--seed must be from 0 to"),
+        (
+            ["--depths", "measured"],
+            PolicyError,
+            "`mtpx measure simulated:simulated --calibrate` makes one",
+        ),
+        (["--objective", "energy"], PolicyError, "an option of the policy 'measured'"),
+        (["--no-cost-feedback"], PolicyError, "no configured costs"),
         (["--max-tokens", "1"], BenchError, "--max-tokens must be 16 or more"),
         (["--margin", "nan"], BenchError, "the margin must be a number"),
         (["--temperature", "-1"], SamplingError, "temperature must be"),
@@ -201,6 +214,17 @@ def test_the_null_control_alone_times_plain_against_plain(run: Run) -> None:
     assert "quiet enough" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("options", "blocks"),
+    [((), 36), (("--repeats", "2"), 24), (("--depths", "1"), 24), (("--prompts", "6"), 18)],
+)
+def test_the_null_control_alone_runs_three_blocks_a_prompt(
+    run: Run, options: tuple[str, ...], blocks: int
+) -> None:
+    found = json.loads(run("--null-control", "--json", *options).stdout)
+    assert len(found["design"]["blocks"]) == blocks
+
+
 def test_the_null_control_of_a_noisy_machine_says_so(run: Run) -> None:
     found = json.loads(run("--null-control", "--json", regime=NOISY).stdout)
     assert not found["verdicts"][0]["null_control"]["quiet"]
@@ -217,7 +241,7 @@ def test_ones_own_prompts_are_a_suite_by_the_files_name(run: Run, tmp_path: Path
 
 def test_ctrl_c_reports_what_there_is_and_exits_as_the_shell_expects(run: Run) -> None:
     result = run("--plain-baseline", prepare=failing_at(1500, KeyboardInterrupt()))
-    assert "No verdict on depth 1: the bench was interrupted" in result.stdout
+    assert "No verdict on auto: the bench was interrupted" in result.stdout
     assert "Measured so far: 1." in result.stdout
     assert result.exit_code != 0
 
@@ -308,7 +332,7 @@ def test_the_page_of_a_bench_is_that_of_its_trace(run: Run, tmp_path: Path) -> N
     page = tmp_path / "b.html"
     result = run("--plain-baseline", "--prompts", "6", "--html", str(page))
     assert f"Page: {page}" in result.stdout
-    assert "<h1>MTP pays <small>depth 1</small></h1>" in page.read_text(encoding="utf-8")
+    assert "<h1>MTP pays <small>auto</small></h1>" in page.read_text(encoding="utf-8")
 
 
 def test_plain_speed_is_told_in_weights_read_a_second(run: Run) -> None:
@@ -323,3 +347,74 @@ def test_plain_speed_is_told_in_weights_read_a_second(run: Run) -> None:
         SimulatedEngine.info = original  # type: ignore[method-assign]
     # 10 ms a plain step of 1 GB.
     assert "Plain decode reads 100 GB/s of weights" in result.stdout
+
+
+def test_what_can_be_refused_is_refused_before_a_model_is_loaded(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(*args: Any, **options: Any) -> Any:
+        raise AssertionError("a model was loaded")
+
+    run()
+    monkeypatch.setattr(mtpx_cli.bench, "load_model", loaded)
+    for args in (["--max-tokens", "8"], ["--seed", "-1"], ["--depths", "nonsense"]):
+        found = CliRunner().invoke(cli, ["bench", "--plain-baseline", *args])
+        assert isinstance(found.exception, MtpxError)
+
+
+def test_too_few_prompts_for_a_verdict_are_said_before_they_are_timed(run: Run) -> None:
+    assert run("--plain-baseline", "--prompts", "3").stderr.startswith("3 prompts: 6 are the least")
+    assert "the least" not in run("--plain-baseline", "--prompts", "6").stderr
+    assert run("--plain-baseline", "--prompts", "3", "--quiet").stderr == ""
+
+
+@pytest.mark.parametrize(("regime", "status"), [(PAYS, 0), (NOISY, 3)])
+def test_the_null_control_alone_answers_with_its_exit_status(
+    run: Run, regime: Regime, status: int
+) -> None:
+    assert run("--null-control", regime=regime).exit_code == status
+
+
+def test_a_policy_is_compared_with_the_best_fixed_depth_of_every_suite_and_of_all(run: Run) -> None:
+    result = run("--depths", "0,1,2,auto", "--json")
+    found = [c for c in json.loads(result.stdout)["comparisons"] if c.get("best")]
+    assert [(c["arm"], c["suite"]) for c in found] == [
+        ("auto", "chat"),
+        ("auto", "code"),
+        ("auto", ""),
+    ]
+    assert all(c["other"] == "depth 2" and c["low"] < c["ratio"] < c["high"] for c in found)
+
+
+def test_a_policys_cuts_are_compared_with_the_same_policy_without(run: Run) -> None:
+    result = run("--depths", "0,auto,auto-nocuts", "--prompts", "6")
+    line = next(
+        line for line in result.stdout.splitlines() if line.strip().startswith("auto  auto-nocuts")
+    )
+    assert line.split()[-1] == "6"
+
+
+def test_policy_names_what_auto_is(run: Run) -> None:
+    found = json.loads(run("--plain-baseline", "--policy", "ollama", "--json").stdout)
+    assert [v["arm"] for v in found["verdicts"]] == ["ollama"]
+    found = json.loads(run("--policy", "ollama", "--depths", "0,1,auto", "--json").stdout)
+    assert {v["arm"] for v in found["verdicts"]} == {"depth 1", "ollama"}
+
+
+def test_a_machine_that_became_slower_meanwhile_is_told_before_the_verdict() -> None:
+    verdict = Verdict(
+        "auto", "pays", "the whole interval is above 1.02", 0.02, ratio=1.2, low=1.1, high=1.3,
+        prompts=12, blocks=12, drift=Effect(-0.14, 0.001, True),
+    )  # fmt: skip
+    first, second, *_ = [str(part) for part in draw_verdict(verdict)]
+    assert first.startswith("Caution: plain decode became 14% slower while this was measured.")
+    assert second.startswith("MTP pays (auto)")
+    steady = msgspec.structs.replace(verdict, drift=Effect(-0.04, 0.001, True))
+    assert str(next(iter(draw_verdict(steady)))).startswith("MTP pays (auto)")
+
+
+def test_an_inconclusive_verdict_is_called_so_everywhere() -> None:
+    verdict = Verdict(
+        "auto", "inconclusive", "the interval holds 1.02", 0.02, ratio=1.0, prompts=12
+    )
+    assert "is inconclusive (auto)" in str(next(iter(draw_verdict(verdict))))

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mtpx_cli.choosing import policy_options
 from mtpx_cli.loading import EngineArguments, engine_options, load_model
+from mtpx_cli.terminal import note
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,12 +20,18 @@ if TYPE_CHECKING:
     from mtpx.bench.result import BenchResult
     from mtpx.bench.run import BenchModel
     from mtpx.bench.suites import BenchPrompt
+    from mtpx.policy.registry import PolicyOptions
     from mtpx.trace.schema import Record
 
 ANSWERS = ["pays", "does not pay"]
 
-HOLDS, DENIED, OPEN = 0, 1, 3
-"""Exit statuses of `--check`; 2 is an error."""
+NULL_REPEATS = 3
+"""Blocks a prompt of a null control alone. It has to know the machine to ±2 %: blocks of two seconds a run
+differ by 3 to 5 % where other programs run, and 12 prompts × 3 blocks know it to ±1 to 2 %, in six
+minutes at 30 tokens/s."""
+
+HOLDS, DENIED, UNSETTLED = 0, 1, 3
+"""Exit statuses of `--check`, and of the null control alone; 2 is an error."""
 
 
 class Depths(click.ParamType[tuple[int | str, ...]]):
@@ -74,16 +82,20 @@ def sampling(command: Callable[..., None]) -> Callable[..., None]:
     "--depths",
     "--depth",
     type=Depths(),
-    help="Depths to time, each an arm of its own: 0 is plain decode, auto the adaptive policy, "
-    "any other word a policy by name.  [default: 1]",
+    help="What to time, each an arm of its own: a depth (0 is plain decode), auto (what --policy says, "
+    "the adaptive one unless given), auto-nocuts (the same without confidence cuts), or a policy by "
+    "name.  [default: auto]",
 )
+@policy_options
 @click.option(
     "--prompts",
     type=int,
     help="Prompts in all.  [default: 6 a suite, and all of your own]",
 )
 @click.option(
-    "--repeats", type=int, default=1, show_default=True, help="Blocks a prompt and depth."
+    "--repeats",
+    type=int,
+    help=f"Blocks a prompt and depth.  [default: 1; {NULL_REPEATS} for a null control alone]",
 )
 @click.option("--suite", "suites", multiple=True, help="A shipped suite.  [default: chat and code]")
 @click.option(
@@ -158,7 +170,7 @@ def bench(
     plain_baseline: bool,
     depths: tuple[int | str, ...] | None,
     prompts: int | None,
-    repeats: int,
+    repeats: int | None,
     suites: tuple[str, ...],
     files: tuple[Path, ...],
     max_tokens: int,
@@ -173,6 +185,7 @@ def bench(
     html: Path | None,
     as_json: bool,
     quiet: bool,
+    policy: PolicyOptions | None,
     engine: EngineArguments,
     **sampled: Any,
 ) -> None:
@@ -181,18 +194,27 @@ def bench(
     \b
     mtpx bench --plain-baseline
     mtpx bench smollm2-135m --plain-baseline --depths 1,2 --suite code
+    mtpx bench --depths 0,1,2,3,auto
 
     Every prompt is decoded in blocks of four runs, plain, MTP, MTP, plain or the other way round. The
-    sample size is fixed before the first one. PACK is the last one used unless given.
+    sample size is fixed before the first one. PACK is the last one used unless given. Several arms are
+    also compared with each other: the policy with the best fixed depth, for one.
+
+    \b
+    Exit status: 0 done; with --check 0, 1 or 3; with --null-control alone 0 if the machine is quiet
+    enough for a verdict, 3 if not; 2 it cannot be done as asked, 130 interrupted.
     """
-    from mtpx.bench.design import design, gather
+    from mtpx.bench.design import NULL_ARM, design, gather
     from mtpx.bench.records import BenchOptions
+    from mtpx.bench.verdict import MIN_PROMPTS
     from mtpx.sampling import Sampling
     from mtpx.trace.page import check_writable
 
-    arms = _arms(depths, null_control)
+    arms = _arms(depths, null_control, policy)
     baseline = plain_baseline or null_control or (depths is not None and 0 in depths)
     _refuse_idle_check(check, arms, baseline)
+    if repeats is None:
+        repeats = NULL_REPEATS if null_control and depths is None else 1
     chosen = gather(suites, files, prompts, seed)
     plan = design(chosen, arms, repeats=repeats, seed=seed, baseline=baseline, looks=looks)
     options = BenchOptions(
@@ -202,7 +224,13 @@ def bench(
         margin=margin,
         command=ctx.command_path,
         cold=cold,
+        policy=policy,
     )
+    if baseline and not quiet and arms != [NULL_ARM] and len(chosen) < MIN_PROMPTS:
+        note(
+            f"{len(chosen)} prompt{'s' if len(chosen) > 1 else ''}: {MIN_PROMPTS} are the least a verdict "
+            "can rest on, so this will show figures and draw none"
+        )
     path = trace_path or _default_trace()
     if html is not None:
         # Before half an hour is spent on what cannot be written.
@@ -221,12 +249,16 @@ def bench(
     _leave(ctx, check, result)
 
 
-def _arms(depths: tuple[int | str, ...] | None, null_control: bool) -> list[Arm]:
+def _arms(
+    depths: tuple[int | str, ...] | None, null_control: bool, policy: PolicyOptions | None
+) -> list[Arm]:
     from mtpx.bench.design import NULL_ARM, mtp_arm, policy_arm
+    from mtpx.policy.registry import ADAPTIVE
 
     if depths is None and null_control:
         return [NULL_ARM]
-    asked = depths or (1,)
+    auto = "auto" if policy is None or policy.name == ADAPTIVE else policy.name
+    asked = tuple(auto if depth == "auto" else depth for depth in depths or ("auto",))
     if len(asked) > 1:
         # The plain runs of every pair are depth 0.
         asked = tuple(depth for depth in asked if depth != 0) or asked
@@ -268,7 +300,7 @@ def _run(
                 writers.append(stack.enter_context(TraceWriter(path, warn=complain)))
             writers[0].write(record)
 
-        return run_bench(model, plan, prompts, options, write=write, progress=line)
+        return run_bench(model, plan, prompts, options, write=write, progress=line, warn=complain)
 
 
 def _default_trace() -> Path:
@@ -328,6 +360,9 @@ def _leave(ctx: click.Context, check: str | None, result: BenchResult) -> None:
     if check is not None:
         asked = {arm.name for arm in result.design.arms if arm.mode == "mtp"}
         found = [v.verdict for v in result.verdicts if v.arm in asked]
-        ctx.exit(OPEN if found[0] not in ANSWERS else HOLDS if found[0] == check else DENIED)
+        ctx.exit(UNSETTLED if found[0] not in ANSWERS else HOLDS if found[0] == check else DENIED)
     if result.stopped:
         raise KeyboardInterrupt
+    if not any(arm.mode == "mtp" for arm in result.design.arms):
+        control = result.verdicts[0].null_control
+        ctx.exit(HOLDS if control is not None and control.quiet else UNSETTLED)

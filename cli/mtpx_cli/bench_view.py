@@ -8,22 +8,24 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mtpx_cli.draw import clean, number
+from mtpx_cli.terminal import is_terminal, note
 from mtpx_cli.verdicts import draw_verdict, no_verdict
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from mtpx.bench.compare import Comparison
     from mtpx.bench.result import BenchResult, Progress
 
 
 @contextmanager
 def progress_line(quiet: bool) -> Iterator[Callable[[Progress], None]]:
     """A callback for `run_bench`: one line on standard error with what is running, how far it is and
-    about how long it still takes, gone again at the end. Off a terminal a line every tenth of
-    the way; nothing when quiet."""
+    about how long it still takes, gone again at the end. Off a terminal a line for each part of the
+    warm-up and every tenth of the way; nothing when quiet. A bench goes on where nobody reads it."""
     if quiet:
         yield lambda progress: None
-    elif not sys.stderr.isatty():
+    elif not is_terminal(sys.stderr):
         yield _Lines()
     else:
         from rich.console import Console
@@ -56,22 +58,24 @@ def progress_line(quiet: bool) -> Iterator[Callable[[Progress], None]]:
 
 
 class _Lines:
-    """Progress for logs."""
+    """Progress for logs: a line for each part of the warm-up, then one every tenth of the way."""
 
     def __init__(self) -> None:
-        self._last = -1
+        self._last = ""
 
     def __call__(self, progress: Progress) -> None:
         if progress.left_s is None:
-            return
-        tenth = 10 * progress.done // progress.total
-        if tenth != self._last:
-            self._last = tenth
-            print(
-                f"bench: {progress.done} of {progress.total} runs, {time_left(progress.left_s)}",
-                file=sys.stderr,
-                flush=True,
-            )
+            # "auto learns, 3 of 8" is told once.
+            self._tell(progress.now.partition(",")[0], progress.now)
+        else:
+            left = time_left(progress.left_s)
+            tenth = 10 * progress.done // progress.total
+            self._tell(str(tenth), f"{progress.done} of {progress.total} runs, {left}")
+
+    def _tell(self, part: str, line: str) -> None:
+        if part != self._last:
+            self._last = part
+            note(f"bench: {clean(line)}")
 
 
 def time_left(seconds: float) -> str:
@@ -97,8 +101,42 @@ def draw_result(result: BenchResult) -> Iterable[RenderableType]:
                 "Each verdict stands for itself. The best of several depths is partly luck: "
                 "bench it alone before quoting its figure."
             )
+        yield from draw_comparisons(result.comparisons)
     else:
         yield no_verdict(result.verdicts[0].reason)
+
+
+def draw_comparisons(found: list[Comparison]) -> Iterable[RenderableType]:
+    """Arms against each other, a row a pair and suite."""
+    from rich.text import Text
+
+    from mtpx_cli.draw import indented, table
+
+    if not found:
+        return
+    rows = []
+    for c in found:
+        interval = "–" if c.low is None or c.high is None else f"{c.low:.3f}–{c.high:.3f}"
+        against = f"{clean(c.other)}, the best fixed" if c.best else clean(c.other)
+        rows.append(
+            [
+                clean(c.arm),
+                against,
+                clean(c.suite) or "all",
+                f"{c.ratio:.3f}",
+                interval,
+                str(c.prompts),
+            ]
+        )
+    yield Text("")
+    yield table(["arm", "against", "prompts of", "×", "95 %", "n"], rows, left=3)
+    if any(c.best for c in found):
+        yield indented(
+            Text(
+                "The best fixed depth was picked in these very runs, part by part, which flatters it.",
+                style="dim",
+            )
+        )
 
 
 def speed_lines(result: BenchResult) -> list[str]:

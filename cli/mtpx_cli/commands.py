@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mtpx_cli.conversing import Chat, Leave, turn_line
-from mtpx_cli.run import speculation
+from mtpx_cli.run import figure, speculation
 
 if TYPE_CHECKING:
     from mtpx.api import Depth
@@ -102,8 +102,21 @@ def _stats(chat: Chat, argument: str) -> None:
     ]
     if last is not None:
         lines.append(f"last      {turn_line(last, info.context_limit)}")
+    lines.append(f"energy    {_energy(chat)}")
     lines.append(f"trace     {chat.trace if chat.trace else 'none'}")
     click.echo("\n".join(lines))
+
+
+def _energy(chat: Chat) -> str:
+    """Joules of the last answer's tokens and what they cover, or a dash and the reason."""
+    from mtpx.energy import NoMeter
+
+    meter = chat.session.model.meter
+    if isinstance(meter, NoMeter):
+        return f"– ({meter.reason})"
+    joules = chat.last.token_energy_j if chat.last is not None else None
+    said = "–" if joules is None else figure(joules)
+    return f"{said} J/token in the last answer ({meter.rail})"
 
 
 def _depth(chat: Chat, argument: str) -> None:

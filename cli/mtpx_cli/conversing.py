@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mtpx_cli.live import Status, Writer, ctrl_c_stops, silent_keys
-from mtpx_cli.run import pace, speculation
+from mtpx_cli.run import figure, pace, speculation
 from mtpx_cli.terminal import complain, note
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mtpx.generation import Generation
     from mtpx.policy.registry import PolicyOptions
     from mtpx.session import Reply, Session, Turn
+    from mtpx.sessions import Kept
 
 
 class Reader(Protocol):
@@ -68,10 +69,11 @@ class Chat:
         trace: Path | None = None,
         trace_text: bool = False,
         person: bool = True,
+        kept: Kept | None = None,
     ) -> None:
         self._load, self.reader, self.choices, self.look = load, reader, choices, look
         self._session: Session | None = None
-        self._system = system
+        self._system, self._kept = system, kept
         self.trace, self._trace_text, self.person = trace, trace_text, person
         self.last: Generation | None = None
         self.answers = self.tokens = 0
@@ -89,6 +91,8 @@ class Chat:
 
             model = self._load()
             self._session = Session(model, system=self._system)
+            if self._kept is not None:
+                self._kept.restore(self._session)
             if self.choices.thinking is not None and not model.thinks:
                 self.say(
                     "this model's template has no switch for thinking: --thinking does nothing"
@@ -192,16 +196,43 @@ class Chat:
             writer.text(turn.answer)
             writer.finish()
 
+    def keep(self) -> None:
+        """Write down what was said, if the conversation has a name."""
+        if self._kept is not None and self._session is not None:
+            self._kept.after_turn(self._session)
+
     def close(self) -> None:
-        if self._session is not None:
-            self._session.model.close()
+        """Keep what has a name, let go of the rest. Closing twice is harmless."""
+        session, kept = self._session, self._kept
+        self._session = self._kept = None
+        try:
+            if session is not None and kept is not None:
+                kept.finish(session)
+        finally:
+            if kept is not None:
+                kept.close()
+            if session is not None:
+                session.model.close()
+
+
+def reused(result: Generation) -> list[str]:
+    """What of the prompt was there from the turn before; and where that is little of it, why."""
+    found = result.reused
+    if found is None or not (found.tokens or found.why):
+        return []
+    said = f"reused {found.tokens:,} of {result.prompt_tokens:,}"
+    if found.why and 2 * found.tokens < result.prompt_tokens:
+        said += f" ({found.why})"
+    return [said]
 
 
 def turn_line(result: Generation, context: int) -> str:
     """The quiet line under an answer."""
-    parts = [*pace(result), speculation(result)]
+    parts = [*pace(result), *reused(result), speculation(result)]
     if result.speculation == "on" and result.rounds:
         parts[-1] += f", {result.tokens / result.rounds:.2f} tokens a round"
+    if (joules := result.token_energy_j) is not None:
+        parts.append(f"{figure(joules)} J/token")
     endings = {
         "length": "stopped at max-tokens",
         "context": f"the context of {context} tokens is full",

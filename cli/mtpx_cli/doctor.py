@@ -125,6 +125,7 @@ def _running(running: Running) -> Iterator[tuple[str, str]]:
         yield "policy", f"{running.policy}: it chooses the depth, up to {running.depth} in a trial"
     else:
         yield "policy", f"fixed: depth {running.fixed}" if running.fixed else "none: plain decode"
+    yield "energy", running.energy
     if running.speculation != "on":
         yield "speculation", f"not running: {running.speculation}"
     elif not running.judged:

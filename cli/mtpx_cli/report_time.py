@@ -202,11 +202,14 @@ def _energy(run: RunSummary, notes: Notes) -> Iterable[RenderableType]:
     from rich.text import Text
 
     yield Text("")
+    reason = "energy was not recorded for every request"
+    if run.run is not None and run.run.no_meter:
+        reason = f"no energy meter: {clean(run.run.no_meter)}"
     for arm in run.arms:
-        joules = notes.show(
-            arm.token_energy_j, "no meter: energy was not recorded for every request"
-        )
+        joules = notes.show(arm.token_energy_j, reason)
         yield Text(f"{clean(arm.arm)}: {joules} J a token")
+    if run.run is not None and run.run.meter:
+        yield Text(f"Measured: {clean(run.run.meter)}; prefill left out.", style="dim")
 
 
 def _carry(run: RunSummary, notes: Notes) -> Iterable[RenderableType]:

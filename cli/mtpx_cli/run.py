@@ -92,6 +92,7 @@ def run(
       stop                     end, length, context, stop or interrupt
       depth, policy            as asked for; what chose the depths
       mean_depth, speculation  drafts verified a round; on, or why nothing was drafted
+      energy_j                 joules of all rounds, where there is a meter
       pack, backend, device, seed, sampling, looped, logprobs
 
     \b
@@ -270,6 +271,8 @@ def speculation(result: Generation) -> str:
 def summary(result: Generation, context: int) -> str:
     """The line under an answer."""
     parts = [*pace(result), speculation(result)]
+    if (joules := result.token_energy_j) is not None:
+        parts.append(f"{figure(joules)} J/token")
     endings = {
         "length": "stopped at --max-tokens",
         "context": f"the context of {context} tokens is full",

@@ -20,6 +20,8 @@ def draw_verdict(verdict: Verdict) -> Iterable[RenderableType]:
     """One arm's verdict: the sentence first, then what it rests on."""
     from rich.text import Text
 
+    if verdict.unsteady:
+        yield Text(_caution(verdict), style="bold yellow")
     yield Text(_headline(verdict), style=_STYLES.get(verdict.verdict, "bold"))
     details = [Text(line) for line in _details(verdict)]
     if details:
@@ -53,9 +55,18 @@ def _headline(verdict: Verdict) -> str:
     if verdict.verdict == "none":
         return f"No verdict on {arm}: {clean(verdict.reason)}."
     said = {"pays": "MTP pays", "does not pay": "MTP does not pay"}.get(
-        verdict.verdict, "Whether MTP pays is open"
+        verdict.verdict, "Whether MTP pays is inconclusive"
     )
     return f"{said} ({arm}): {_ratio(verdict)}."
+
+
+def _caution(verdict: Verdict) -> str:
+    """What is to be known before the verdict: the machine did not hold still."""
+    change = 0.0 if verdict.drift is None else verdict.drift.change
+    return (
+        f"Caution: plain decode became {abs(change):.0%} {'slower' if change < 0 else 'faster'} while this "
+        "was measured. Blocks cancel a steady drift, not a sudden one: run it again on a quiet machine."
+    )
 
 
 def _details(verdict: Verdict) -> Iterable[str]:

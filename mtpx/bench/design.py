@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from mtpx.bench.looks import check_looks
-from mtpx.bench.policies import policy_named
+from mtpx.bench.policies import options_named
 from mtpx.bench.suites import BenchPrompt, distinct, prompt_file, suite
 from mtpx.errors import BenchError
 
@@ -29,6 +29,9 @@ DEFAULT_SUITES = ("chat", "code")
 
 PER_SUITE = 6
 """Prompts drawn from a shipped suite unless told: the least that gives every suite its verdict."""
+
+MOST_SEED = 2**48
+"""A block's runs are seeded by this and the block's number, and together they must be a seed."""
 
 Order = Literal["ABBA", "BAAB"]
 
@@ -65,8 +68,9 @@ def mtp_arm(depth: int) -> Arm:
 
 
 def policy_arm(name: str) -> Arm:
-    """The arm of a policy of `mtpx.bench.policies`, under its name. Raises `PolicyError`."""
-    policy_named(name)
+    """The arm of a policy of `mtpx.bench.policies`, under its name. Raises `PolicyError` for a name that is
+    none."""
+    options_named(name)
     return Arm(name, 0, name)
 
 
@@ -168,8 +172,10 @@ def design(
     a prompt; ABBA and BAAB are equally frequent (to within one) for every arm, in shuffled
     order. A prompt's repeats lie a whole pass apart, so that they see different moments of the
     machine. Raises `BenchError` for no prompt, no arm, doubled arms, fewer than 1 repeat, and for looks
-    that are not 1 to 5 or are at more than one comparison.
+    that are not 1 to 5 or are at more than one comparison, and a seed that is none.
     """
+    if not 0 <= seed <= MOST_SEED:
+        raise BenchError(f"--seed must be from 0 to {MOST_SEED}, got {seed}")
     arms = list(arms)
     check_looks(looks)
     if looks > 1 and (len(arms) != 1 or not baseline):

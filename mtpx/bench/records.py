@@ -12,11 +12,12 @@ from mtpx.backend import EngineInfo
 from mtpx.bench.blocks import CUT
 from mtpx.bench.design import PLAIN, Arm, Design, PlannedBlock
 from mtpx.bench.learning import PROMPTS
-from mtpx.bench.policies import policy_named
 from mtpx.bench.timed import Task, TimedRun
 from mtpx.bench.verdict import MARGIN, check_margin
+from mtpx.energy import Meter, NoMeter
 from mtpx.errors import BenchError
-from mtpx.policy import FixedDepth
+from mtpx.policy import DepthPolicy, FixedDepth
+from mtpx.policy.registry import PolicyOptions
 from mtpx.round import Round
 from mtpx.sampling import Sampling
 from mtpx.trace.ends import token_digest
@@ -27,14 +28,18 @@ GUARD = 5.0
 """Throttling costs a factor of two; beyond this one the machine was doing something else."""
 
 
+FEWEST_TOKENS = 16
+"""A smaller budget is mostly first round, the end of prefill and the clock's own grain."""
+
+
 class BenchOptions(msgspec.Struct, frozen=True):
     """How every run of a bench is made. Session reuse is always off.
 
     `max_tokens`: token budget of a run; `margin`: what MTP must gain to pay; `guard`: how many times
     its expected duration a run may take; `command` is what the trace says it was; `cold`: a learning
-    policy starts every run from nothing.
+    policy starts every run from nothing; `policy`: how the arm of that policy is set up.
 
-    Raises `BenchError` for a margin or a guard nothing can be done with.
+    Raises `BenchError` for a margin, a guard or a token budget nothing can be done with.
     """
 
     max_tokens: int = 64
@@ -44,9 +49,15 @@ class BenchOptions(msgspec.Struct, frozen=True):
     guard: float = GUARD
     command: str = ""
     cold: bool = False
+    policy: PolicyOptions | None = None
 
     def __post_init__(self) -> None:
         check_margin(self.margin)
+        if self.max_tokens < FEWEST_TOKENS:
+            raise BenchError(
+                f"--max-tokens must be {FEWEST_TOKENS} or more for a rate worth the name, "
+                f"got {self.max_tokens}"
+            )
         if not self.guard > 1.0:
             raise BenchError(f"the guard must be a factor above 1, got {self.guard:g}")
 
@@ -82,18 +93,23 @@ class Drafted(msgspec.Struct):
             self.accepted += sum(slot.accepted for slot in round.slots)
 
 
-def bench_record(info: EngineInfo, design: Design, options: BenchOptions) -> RunRecord:
-    """The record that opens a bench's trace; the whole design is in it."""
+def bench_record(
+    info: EngineInfo,
+    design: Design,
+    options: BenchOptions,
+    policies: Mapping[str, DepthPolicy],
+    meter: Meter | NoMeter | None = None,
+) -> RunRecord:
+    """The record that opens a bench's trace; the whole design is in it. `policies` by their arm's name."""
     parameters: dict[str, Any] = {
         "depths": [arm.depth for arm in design.arms if not arm.policy],
     }
     start = "cold" if options.cold else f"learned on {len(PROMPTS)} prompts outside the suites"
-    for arm in design.arms:
-        if arm.policy:
-            policy = policy_named(arm.policy)
-            parameters[arm.name] = {"policy": policy.name, "start": start, **policy.parameters()}
+    for name, policy in policies.items():
+        learns = {"start": start} if policy.state() else {}
+        parameters[name] = {"policy": policy.name, **learns, **policy.parameters()}
     return msgspec.structs.replace(
-        run_record(info, FixedDepth(0), command=options.command),
+        run_record(info, FixedDepth(0), command=options.command, meter=meter),
         policy="bench",
         policy_parameters=parameters,
         margin=options.margin,

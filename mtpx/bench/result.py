@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from mtpx.bench.compare import Comparison
 from mtpx.bench.design import Design
 from mtpx.bench.records import ArmRate
 from mtpx.bench.verdict import Verdict
@@ -30,14 +31,15 @@ class BenchAbout(msgspec.Struct, frozen=True):
 
 
 class BenchResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a bench found: a verdict for every arm, every arm's speed, and why it stopped early
-    (`INTERRUPTED`, the sentence of an error, or "")."""
+    """What a bench found: a verdict for every arm, every arm's speed, the arms against each other, and
+    why it stopped early (`INTERRUPTED`, the sentence of an error, or "")."""
 
     about: BenchAbout
     design: Design
     verdicts: list[Verdict]
     rates: list[ArmRate]
     stopped: str = ""
+    comparisons: list[Comparison] = []
 
 
 @dataclass(frozen=True, slots=True)

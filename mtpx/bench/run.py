@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from mtpx.backend import Clock, Engine
 from mtpx.bench.blocks import CUT, blocks
+from mtpx.bench.compare import comparisons
 from mtpx.bench.design import PLAIN_ARM, Arm, Design, PlannedBlock
 from mtpx.bench.learning import PROMPTS
 from mtpx.bench.looks import look_ends
@@ -33,13 +34,11 @@ from mtpx.bench.result import INTERRUPTED, BenchAbout, BenchResult, Progress
 from mtpx.bench.suites import BenchPrompt, Message
 from mtpx.bench.timed import Task, TimedRun, first_difference, logit_gap, settled_heap, timed_run
 from mtpx.bench.verdict import Verdict, verdicts
+from mtpx.energy import Meter, NoMeter
 from mtpx.errors import BenchError, MtpxError
 from mtpx.policy import DepthPolicy
 from mtpx.trace.runs import version
 from mtpx.trace.schema import BeliefRecord, Record
-
-FEWEST_TOKENS = 16
-"""A smaller budget is mostly first round, the end of prefill and the clock's own grain."""
 
 WARMUPS = 2
 """Runs of every arm before the first timed one: one wakes the machine, one tells its speed."""
@@ -100,17 +99,20 @@ def run_bench(
     *,
     write: Callable[[Record], None] = lambda record: None,
     progress: Callable[[Progress], None] = lambda progress: None,
+    warn: Callable[[str], None] = lambda sentence: None,
     clock: Clock | None = None,
 ) -> BenchResult:
     """Run `design` and judge it.
 
-    `write` gets every record of the trace; `progress` is called between runs. Ctrl-C ends the bench, and
-    so does an error of the engine: what was measured until then is reported, without a verdict.
+    `write` gets every record of the trace; `progress` is called between runs; `warn` takes a policy's
+    remarks, each once. Ctrl-C ends the bench, and so does an error of the engine: what was measured
+    until then is reported, without a verdict.
 
     Raises `BenchError` before anything is timed: a depth the head does not have, a prompt that does
-    not fit, a budget too small, an arm whose warm-up fails or never stops compiling.
+    not fit, an arm whose warm-up fails or never stops compiling; and `PolicyError` for a policy that
+    cannot be made here.
     """
-    bench = _Bench(model, design, options or BenchOptions(), write, progress, clock)
+    bench = _Bench(model, design, options or BenchOptions(), write, progress, warn, clock)
     with settled_heap():
         return bench.run(prompts)
 
@@ -123,11 +125,15 @@ class _Bench:
         options: BenchOptions,
         write: Callable[[Record], None],
         report: Callable[[Progress], None],
+        warn: Callable[[str], None],
         clock: Clock | None,
     ) -> None:
         self.model, self.engine = model, model.engine
         self.design, self.options = design, options
-        self.write, self.report = write, report
+        self.write, self.report, self._warn = write, report, warn
+        self.remarks: set[str] = set()
+        # Only a model of `mtpx.load` has looked for one.
+        self.meter: Meter | NoMeter | None = getattr(model, "meter", None)
         self.clock = clock or time.perf_counter_ns
         self.kept: list[Record] = []
         self.requests = 0
@@ -141,7 +147,8 @@ class _Bench:
     def run(self, prompts: Sequence[BenchPrompt]) -> BenchResult:
         tasks = self._tasks(prompts)
         stopped = ""
-        self._keep(bench_record(self.engine.info, self.design, self.options))
+        made = {arm.name: self._fresh(arm) for arm in self.design.arms if arm.policy}
+        self._keep(bench_record(self.engine.info, self.design, self.options, made, self.meter))
         try:
             self._warm_up()
             looks = look_ends(len(self.design.blocks), self.design.looks)[:-1]
@@ -154,12 +161,14 @@ class _Bench:
         except _Stopped as reason:
             stopped = str(reason)
         step_bytes = self.engine.info.plain_step_bytes
+        measured = blocks(self.kept)
         return BenchResult(
             self._about(),
             self.design,
-            self._verdicts(),
+            verdicts(measured, self.options.margin, looks=self.design.looks),
             arm_rates(self.kept, self.drafted, step_bytes),
             stopped,
+            comparisons(self.design.arms, measured) if self.design.baseline else [],
         )
 
     def _verdicts(self) -> list[Verdict]:
@@ -188,11 +197,6 @@ class _Bench:
     # -- before anything is timed ------------------------------------------------------------------
 
     def _tasks(self, prompts: Sequence[BenchPrompt]) -> dict[tuple[str, str], Task]:
-        if self.options.max_tokens < FEWEST_TOKENS:
-            raise BenchError(
-                f"--max-tokens must be {FEWEST_TOKENS} or more for a rate worth the name, "
-                f"got {self.options.max_tokens}"
-            )
         if self.options.sampling.logprobs is not None:
             raise BenchError(
                 "a bench cannot ask for log-probabilities: such a request never drafts"
@@ -265,7 +269,9 @@ class _Bench:
 
     def _learn(self, arm: Arm) -> None:
         """Let a policy learn on prompts outside the suites; every run then starts from this snapshot."""
-        policy = policy_named(arm.policy)
+        policy = self._fresh(arm)
+        if not policy.state():
+            return  # it has nothing to learn
         for i, text in enumerate(PROMPTS):
             self._tell(f"{arm.name} learns, {i + 1} of {len(PROMPTS)}")
             prompt = BenchPrompt(f"learning-{i}", "", messages=[Message("user", text)])
@@ -281,11 +287,27 @@ class _Bench:
         self.snapshots[arm.name] = policy.state()
         self.write(BeliefRecord(0, policy.name, policy.explain()))
 
+    def _fresh(self, arm: Arm) -> DepthPolicy:
+        """The arm's policy as it is made."""
+        manifest = getattr(self.model.pack, "manifest", None)
+        return policy_named(
+            arm.policy,
+            self.options.policy,
+            info=self.engine.info,
+            prior_costs=manifest.prior_costs if manifest else [],
+            warn=self._remark,
+        )
+
+    def _remark(self, sentence: str) -> None:
+        if sentence not in self.remarks:
+            self.remarks.add(sentence)
+            self._warn(sentence)
+
     def _policy(self, arm: Arm) -> DepthPolicy | None:
         """A policy as every run of this arm starts with it; `None`: a fixed depth."""
         if not arm.policy:
             return None
-        policy = policy_named(arm.policy)
+        policy = self._fresh(arm)
         if arm.name in self.snapshots:
             policy.restore(copy.deepcopy(self.snapshots[arm.name]))
         return policy
@@ -322,6 +344,7 @@ class _Bench:
                 request=self.requests,
                 policy=self._policy(arm),
                 limit_s=limit_s,
+                meter=self.meter if isinstance(self.meter, Meter) else None,
                 clock=self.clock,
             )
             if not run.compiled or run.end.stop in CUT:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from mtpx.trace.ends import end_record
 from mtpx.trace.schema import EndRecord
 
 if TYPE_CHECKING:
+    from mtpx.energy import Meter
     from mtpx.sampling import Sampling
 
 PREFILL_CHUNK = 512
@@ -91,13 +92,14 @@ def timed_run(
     request: int,
     policy: DepthPolicy | None = None,
     limit_s: float | None = None,
+    meter: Meter | None = None,
     clock: Clock = time.perf_counter_ns,
 ) -> TimedRun:
     """Decode `task` with `policy`, by default at the arm's depth, and time it.
 
-    `request` is the id its records carry. A run over `limit_s` seconds is cut (stop "guard"); Ctrl-C
-    stops it (stop "interrupt"); an `MtpxError` ends it (stop "error"). All three are told by the end
-    record and raise nothing.
+    `request` is the id its records carry; `meter` adds the energy of its rounds. A run over `limit_s`
+    seconds is cut (stop "guard"); Ctrl-C stops it (stop "interrupt"); an `MtpxError` ends it (stop
+    "error"). All three are told by the end record and raise nothing.
     """
     rounds: list[Round] = []
     arrivals: list[tuple[int, int]] = []
@@ -105,6 +107,7 @@ def timed_run(
     stop, error = "", ""
     decoding: Request | None = None
     policy = policy or FixedDepth(arm.depth)
+    window = meter.window() if meter is not None else None
     with _collector_at_rest():
         watch = _Stopwatch(clock, limit_s)
         try:
@@ -120,10 +123,13 @@ def timed_run(
                     watch.check()
                 prefill_ms = watch.seconds() * 1e3
                 decoding = Request(request, slot, task.sampling, task.budget)
-                for round in decode(engine, policy, [decoding], clock=clock):
-                    arrivals.append((clock(), len(decoding.delivered)))
-                    rounds.append(round)
-                    watch.check()
+                with window or nullcontext():
+                    for round in decode(engine, policy, [decoding], clock=clock):
+                        arrivals.append((clock(), len(decoding.delivered)))
+                        rounds.append(round)
+                        if window is not None and window.watts is not None:
+                            round.energy_j = window.watts * round.round_ms / 1e3
+                        watch.check()
             finally:
                 slot.close()
         except KeyboardInterrupt:
@@ -146,6 +152,8 @@ def timed_run(
     )
     if arrivals:
         end.ttft_ms = watch.seconds(arrivals[0][0]) * 1e3
+    if window is not None and window.energy is not None:
+        end.energy_j = window.energy.joules
     return TimedRun(end, rounds, tokens, prefill_ms, seconds)
 
 

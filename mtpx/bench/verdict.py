@@ -49,6 +49,9 @@ LEVEL = 0.95
 NULL_HALF_WIDTH = 0.02
 """The widest null control a machine may show and still be called quiet enough for a verdict."""
 
+UNSTEADY = 0.1
+"""A drift of the plain rate that is told before the verdict: as large as most of what MTP gains."""
+
 RESAMPLES = 9999
 BOOTSTRAP_SEED = 0
 
@@ -117,6 +120,11 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     looped_prompts: int = 0
     without_loops: Part | None = None
     null_control: NullControl | None = None
+
+    @property
+    def unsteady(self) -> bool:
+        """Whether the machine changed so much meanwhile that this has to be said first."""
+        return self.drift is not None and self.drift.flagged and abs(self.drift.change) >= UNSTEADY
 
 
 def verdicts(

@@ -7,12 +7,20 @@ from datetime import UTC, datetime
 from importlib import metadata
 
 from mtpx.backend import EngineInfo
+from mtpx.energy import Meter, NoMeter
 from mtpx.policy import DepthPolicy
 from mtpx.trace.schema import SCHEMA, RunRecord
 
 
-def run_record(info: EngineInfo, policy: DepthPolicy, *, command: str = "") -> RunRecord:
-    """What is about to run: the engine, the policy with every parameter, the versions."""
+def run_record(
+    info: EngineInfo,
+    policy: DepthPolicy,
+    *,
+    command: str = "",
+    meter: Meter | NoMeter | None = None,
+) -> RunRecord:
+    """What is about to run: the engine, the policy with every parameter, the versions, and what energy
+    is measured with or why it is not."""
     return RunRecord(
         schema=SCHEMA,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -33,6 +41,8 @@ def run_record(info: EngineInfo, policy: DepthPolicy, *, command: str = "") -> R
         plain_step_bytes=info.plain_step_bytes or None,
         details=dict(info.details),
         command=command,
+        meter=meter.rail if isinstance(meter, Meter) else "",
+        no_meter=meter.reason if isinstance(meter, NoMeter) else "",
     )
 
 

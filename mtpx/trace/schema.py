@@ -32,7 +32,8 @@ SCHEMA = (1, 0)
 
 
 class RunRecord(msgspec.Struct, tag="run", omit_defaults=True):
-    """Once, first: what ran, where, with what. `started` is wall-clock, ISO 8601 with zone."""
+    """Once, first: what ran, where, with what. `started` is wall-clock, ISO 8601 with zone. `meter` is the
+    rail that joules are of, `no_meter` the reason why there are none."""
 
     schema: tuple[int, int]
     started: str
@@ -53,6 +54,8 @@ class RunRecord(msgspec.Struct, tag="run", omit_defaults=True):
     plain_step_bytes: int | None = None
     details: dict[str, str] = {}
     command: str = ""
+    meter: str = ""
+    no_meter: str = ""
     margin: float | None = None
     design: dict[str, Any] | None = None
 
@@ -110,6 +113,7 @@ class EndRecord(msgspec.Struct, tag="end", omit_defaults=True):
     opening to the first token. `stop` as `mtpx.decode.Stop`, or "guard": cut by a bench.
     `differs_at` is the index of the first token that is not the one the first run of its block
     delivered there, `differs_gap` how far apart the two candidates' logits are.
+    `energy_j` are the joules of all its rounds, prefill left out.
     `sha256` is of the delivered token ids, so that two arms' texts compare without being stored.
     `looped` flags repeating output. `error` is the sentence, if one ended it."""
 
