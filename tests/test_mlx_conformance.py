@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from torch_makers import make_pack
 
-pytest.importorskip("mlx.core")
-
 from mtpx.backend import EngineOptions
 from mtpx.packs import Pack
 from mtpx.testing import CHECKS, Check, Subject
