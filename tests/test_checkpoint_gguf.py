@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
@@ -182,6 +183,23 @@ def test_unread_block_types_are_listed_by_name(tmp_path: Path) -> None:
         PackError, match=r"Q4_K \(1 tensor\), Q6_K \(2 tensors\); read are F32, .*Q8_0"
     ):
         open_checkpoint(path)
+
+
+def test_layers_that_a_wrong_count_would_leave_out_are_named(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", fields={"llama.block_count": 1})
+    with pytest.raises(
+        PackError, match="layer 1 is like the target's own, and its config counts 1"
+    ):
+        open_checkpoint(path)
+
+
+def test_a_file_shortened_after_it_was_opened_is_a_sentence(small: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(small.read_bytes())
+    with open_checkpoint(path) as checkpoint:
+        os.truncate(path, path.stat().st_size // 2)
+        with pytest.raises(PackError, match="was cut short while it was being read"):
+            list(map(dequantise, checkpoint.tensors.values()))
 
 
 def test_a_file_cut_short_says_how_many_bytes_are_missing(small: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mtpx.checkpoint import forget
+from mtpx.checkpoint import check_whole, forget
 from mtpx.errors import PackError
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ def to_torch(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> torch.
 
 
 def raw(tensor: Tensor, device: torch.device) -> torch.Tensor:
-    """(nbytes,) uint8 on `device`: a copy, so that the file need not stay mapped."""
+    """(nbytes,) uint8 on `device`: a copy, so that the file need not stay mapped. Raises `PackError` when
+    the file was shortened meanwhile."""
+    check_whole(tensor.data, tensor.name)
     copy = torch.from_numpy(np.array(tensor.data, copy=True).reshape(-1))
     forget(tensor.data)
     return copy.to(device)

@@ -10,7 +10,7 @@ from mtpx.checkpoint.config import (
 )
 from mtpx.checkpoint.dequantise import dequantise, integers
 from mtpx.checkpoint.headers import Announced, Headers, read_config, read_headers
-from mtpx.checkpoint.mapped import forget
+from mtpx.checkpoint.mapped import check_whole, forget
 from mtpx.checkpoint.safetensors import read_safetensors
 from mtpx.checkpoint.tensor import BLOCKS, Kind, Tensor, unpermute_rows
 
@@ -26,6 +26,7 @@ __all__ = [
     "RopeScaling",
     "TargetConfig",
     "Tensor",
+    "check_whole",
     "dequantise",
     "forget",
     "integers",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mtpx.checkpoint.mapped import check_whole
 from mtpx.checkpoint.tensor import BLOCKS, Tensor
 from mtpx.errors import PackError
 
@@ -20,8 +21,9 @@ def dequantise(tensor: Tensor) -> Floats:
     half m, 16 bytes of nibbles, x = q d + m; Q8_0 is half d, 32 signed bytes, x = q d. The low
     nibbles are a block's first 16 numbers, the high ones its last 16.
 
-    Raises `PackError` for an integer tensor.
+    Raises `PackError` for an integer tensor, and for a file that was shortened since it was opened.
     """
+    check_whole(tensor.data, tensor.name)
     data = tensor.data
     flat: npt.NDArray[Any]
     match tensor.kind:

@@ -114,6 +114,26 @@ def check_tensors(config: TargetConfig, tensors: Mapping[str, Tensor], where: st
                 f"{where}: {name} is not part of {config.family} as it is computed here; leaving "
                 "it out would give wrong text"
             )
+    _refuse_more_layers(config, tensors, where)
+
+
+def _refuse_more_layers(config: TargetConfig, names: Iterable[str], where: str) -> None:
+    """Layers after the last are a head's, which has parts of its own; one that has all of the target's
+    parts and no other is a layer that a wrong count would leave out."""
+    own = {name.removeprefix("model.layers.0.") for name in expected_shapes(config)}
+    after: dict[int, set[str]] = {}
+    for name in names:
+        layer = _HF_LAYER.fullmatch(name)
+        if layer is not None and int(layer["layer"]) >= config.layers:
+            after.setdefault(int(layer["layer"]), set()).add(layer["part"])
+    more = sorted(i for i, parts in after.items() if parts <= own)
+    if more:
+        several = len(more) > 1
+        which = f"layers {more[0]} to {more[-1]} are" if several else f"layer {more[0]} is"
+        raise PackError(
+            f"{where}: {which} like the target's own, and its config counts {config.layers}, from 0 on; "
+            "leaving it out would give wrong text"
+        )
 
 
 def check_gguf_names(names: Iterable[str], where: str) -> None:

@@ -25,19 +25,36 @@ def map_file(path: Path) -> Bytes:
         raise PackError(f"cannot read {path}: {reason(error)}") from error
 
 
+def check_whole(data: Bytes, what: str) -> None:
+    """Raises `PackError` where the file behind these mapped bytes was shortened since it was opened:
+    reading what is gone would kill the process (SIGBUS). What happens after this look is not seen."""
+    root = _mapping(data)
+    if root is not None and root.size() < len(root):
+        raise PackError(
+            f"the file that holds {what} was cut short while it was being read: it had {len(root):,} "
+            f"bytes and has {root.size():,}; fetch it again, and let nothing write to it meanwhile"
+        )
+
+
 def forget(data: Bytes) -> None:
     """Tell the system that these bytes of a mapped file are not needed again soon, so that pages
     already copied elsewhere do not count as this process's memory. The view stays valid."""
-    root: object = data
-    while isinstance(root, np.ndarray) and root.base is not None:
-        root = root.base.obj if isinstance(root.base, memoryview) else root.base
+    root = _mapping(data)
     advice = getattr(mmap, "MADV_DONTNEED", None)  # Windows has none
-    if advice is None or not isinstance(root, mmap.mmap) or data.nbytes == 0:
+    if advice is None or root is None or data.nbytes == 0:
         return
     start = data.__array_interface__["data"][0]
     first = np.frombuffer(root, np.uint8).__array_interface__["data"][0]
     offset = (start - first) // mmap.PAGESIZE * mmap.PAGESIZE
     root.madvise(advice, offset, start - first + data.nbytes - offset)
+
+
+def _mapping(data: Bytes) -> mmap.mmap | None:
+    """What these bytes are a view of, if that is a mapped file."""
+    root: object = data
+    while isinstance(root, np.ndarray) and root.base is not None:
+        root = root.base.obj if isinstance(root.base, memoryview) else root.base
+    return root if isinstance(root, mmap.mmap) else None
 
 
 def read_small(path: Path, limit: int) -> bytes:
