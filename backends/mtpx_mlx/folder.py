@@ -23,8 +23,9 @@ INDEX_LIMIT = 256 * 2**20
 
 INDEX = "model.safetensors.index.json"
 
-CONVERTED = ("awq", "gptq", "mxfp4", "mxfp8", "compressed-tensors", "modelopt", "bitnet")
-"""Foreign quantisations that mlx-lm's own loader turns into MLX's form, as far as it can."""
+CONVERTED = ("mxfp4", "mxfp8", "compressed-tensors", "modelopt", "bitnet")
+"""Foreign quantisations that mlx-lm's own loader turns into MLX's form, as far as it can. (It takes
+GPTQ's files for AWQ's, which order a word's numbers differently: neither is left to it.)"""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -86,15 +87,15 @@ def foreign_method(config: dict[str, Any]) -> str | None:
 
 def _converted(folder: Path, method: str) -> Any:
     said = (
-        f"{folder}: weights quantised as {method!r} are for CUDA; MLX does not read them. Use the "
-        "torch backend on an NVIDIA device if it does (`--backend torch`), or a version of the model "
-        "in MLX's format, 16 bits, or GGUF in Q4_0, Q4_1 or Q8_0"
+        f"{folder}: weights quantised as {method!r} are made for CUDA kernels, as vLLM has them; no "
+        "backend here computes with them. Use a version of the model in MLX's format, in 16 bits, or "
+        "GGUF in Q4_0, Q4_1 or Q8_0"
     )
     if method not in CONVERTED:
         raise PackError(said)
     try:
         model, _ = light("utils").load_model(folder, lazy=True)
-    except (ValueError, KeyError, RuntimeError, TypeError) as error:
+    except Exception as error:  # whatever does not fit surfaces somewhere inside
         raise PackError(f"{said} (mlx-lm says: {error})") from None
     return model
 
