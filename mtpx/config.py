@@ -10,6 +10,7 @@ Every variable is only another way to set a field; nothing else in mtpx looks at
 | `MTPX_INDEX_URL`, else `PIP_INDEX_URL` | the package index that wheels come from (PEP 503/691) |
 | `MTPX_` and a setting's name, such as `MTPX_TEMPERATURE` | that setting (`mtpx.settings`) |
 | `MTPX_ADAPTIVE_VERIFY_COST_FEEDBACK` | the setting `cost_feedback`; 0 prices depths by the pack's own costs |
+| `MTPX_CARRY_DEBUG` | a line on stderr whenever the head's rows are stored or adopted |
 | `NO_COLOR` | no colours on a terminal (no-color.org) |
 | `TERM` | what the terminal can do |
 """
@@ -23,7 +24,15 @@ from pathlib import Path
 
 PREFIX = "MTPX_"
 
-OWN = frozenset({"MTPX_CACHE_DIR", "MTPX_STATE_DIR", "MTPX_CONFIG_DIR", "MTPX_INDEX_URL"})
+OWN = frozenset(
+    {
+        "MTPX_CACHE_DIR",
+        "MTPX_STATE_DIR",
+        "MTPX_CONFIG_DIR",
+        "MTPX_INDEX_URL",
+        "MTPX_CARRY_DEBUG",
+    }
+)
 """Variables with a field of their own."""
 
 
@@ -38,6 +47,7 @@ class Environment:
     config_dir: Path | None = None
     index_url: str | None = None
     settings: dict[str, str] = field(default_factory=dict)
+    carry_debug: bool = False
     no_color: bool = False
     term: str = "dumb"
 
@@ -56,6 +66,7 @@ class Environment:
                 for name, value in env.items()
                 if name.startswith(PREFIX) and name not in OWN and value
             },
+            carry_debug=env.get("MTPX_CARRY_DEBUG", "") not in ("", "0"),
             no_color=bool(env.get("NO_COLOR")),
             term=env.get("TERM", "dumb"),
         )

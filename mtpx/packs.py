@@ -168,13 +168,16 @@ def cache_folder(manifest: Manifest) -> Path:
 
 def remember(name_or_dir: str | Path) -> None:
     """Note the pack as the one used last. Never an error: it is a convenience."""
-    text = str(name_or_dir)
     with suppress(OSError, ValueError, PackError):
-        found = find(name_or_dir)
-        path = _expand(text).absolute()
-        if isinstance(found, Path) or path in (found.folder, found.folder / MANIFEST):
-            text = str(path)  # the same folder wherever the next command is started from
-        digests.write_atomically(paths.last_pack_file(), text.encode())
+        digests.write_atomically(paths.last_pack_file(), spelled(name_or_dir).encode())
+
+
+def spelled(name_or_dir: str | Path) -> str:
+    """How the pack is named wherever the next command is started from. Raises `PackError`: no pack."""
+    text, found = str(name_or_dir), find(name_or_dir)
+    path = _expand(text).absolute()
+    by_path = isinstance(found, Path) or path in (found.folder, found.folder / MANIFEST)
+    return str(path) if by_path else text
 
 
 def last_used() -> str | None:

@@ -57,6 +57,11 @@ def traces_dir(env: Environment | None = None) -> Path:
     return state_dir(env) / "traces"
 
 
+def sessions_dir(env: Environment | None = None) -> Path:
+    """Conversations that are kept under a name: one folder each (`mtpx.sessions`)."""
+    return state_dir(env) / "sessions"
+
+
 def last_pack_file(env: Environment | None = None) -> Path:
     """Holds the name of the pack used last."""
     return state_dir(env) / "last-pack"

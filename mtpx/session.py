@@ -7,19 +7,23 @@ They leave for good: the transcript keeps them, the model no longer sees them.
 from __future__ import annotations
 
 import secrets
+import sys
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from mtpx.config import Environment
 from mtpx.errors import MtpxError, PromptError
 
 if TYPE_CHECKING:
     from mtpx.api import Model
     from mtpx.backend import Slot
     from mtpx.generation import Generation, Stream
+    from mtpx.reuse import Reused
 
 ROOM_SHARE = 4
 """A fourth of the context is kept free for the answer: old turns leave before it gets shorter."""
@@ -37,10 +41,19 @@ class Session:
 
     `system` is the system prompt ("": none, then the template may have its own). `thinking` switches
     a template's thinking on or off, `None` leaves it to the template. `turns` is the transcript;
-    `left` of them, the oldest, the model no longer sees.
+    `left` of them, the oldest, the model no longer sees. `log` is told, in a line each, what is stored
+    for the next turn and what is adopted from the last (by default to stderr if `MTPX_CARRY_DEBUG` is
+    set, else not at all).
     """
 
-    def __init__(self, model: Model, *, system: str = "", thinking: bool | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        system: str = "",
+        thinking: bool | None = None,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
         self.model = model
         self.system, self.thinking = system, thinking
         self.turns: list[Turn] = []
@@ -48,6 +61,9 @@ class Session:
         self.used = 0
         self._id = 1 + secrets.randbits(31)
         self._state: object | None = None
+        if log is None and Environment.from_environ().carry_debug:
+            log = partial(print, file=sys.stderr, flush=True)
+        self._log = log
 
     def ask(
         self, question: str, *, replace: bool = False, max_tokens: int, **options: Any
@@ -78,6 +94,7 @@ class Session:
             max_tokens=max_tokens,
             session=self._id,
             reuse=self._state,
+            on_reuse=self._adopted,
             before_close=self._keep,
             **options,
         )
@@ -94,6 +111,15 @@ class Session:
     def reset(self) -> None:
         """Forget every turn; the system prompt stays."""
         self.turns, self.left, self.used, self._state = [], 0, 0, None
+
+    @property
+    def state(self) -> object | None:
+        """What the last turn computed (a snapshot of the engine's)."""
+        return self._state
+
+    def adopt(self, session: int, state: object) -> None:
+        """Go on from a state that an earlier process kept, as the session it belongs to."""
+        self._id, self._state = session, state
 
     def restart(self, system: str, turns: list[Turn]) -> None:
         """Go on from this conversation instead."""
@@ -118,6 +144,21 @@ class Session:
         # What cannot be kept is computed again.
         with suppress(MtpxError, RuntimeError, MemoryError):
             self._state = slot.snapshot()
+        if self._log is not None:
+            kept = "nothing" if self._state is None else f"{len(slot.tokens):,} tokens"
+            head = getattr(self._state, "head", None)
+            rows = (
+                f", {head.rows:,} rows of the head up to pair {head.last_pair_key:,}"
+                if head
+                else ""
+            )
+            self._log(f"carry: session {self._id:x} stores {kept}{rows}")
+
+    def _adopted(self, reused: Reused) -> None:
+        if self._log is not None:
+            said = [f"carry: session {self._id:x} adopts {reused.tokens:,} tokens", reused.why]
+            said.append("" if reused.carry is None else str(reused.carry))
+            self._log("; ".join(filter(None, said)))
 
 
 class Reply:

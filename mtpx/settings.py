@@ -56,6 +56,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     thinking: Literal["on", "off"] | None = None
     keep_traces: bool | None = None
     trace_text: bool | None = None
+    session: str | None = None
+    session_budget: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    snapshot_min_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     quiet: bool | None = None
 
 
@@ -88,6 +91,9 @@ DEFAULTS: dict[str, str] = {
     "thinking": "the template's",
     "keep_traces": "True",
     "trace_text": "False",
+    "session": "none",
+    "session_budget": "4096 MB",
+    "snapshot_min_tokens": "256",
     "quiet": "False",
 }
 """What holds where nothing is set, in words."""

@@ -57,6 +57,11 @@ def save(path: str | os.PathLike[str], system: str, turns: list[Turn], *, pack: 
 
 def load(path: str | os.PathLike[str]) -> tuple[str, list[Turn]]:
     """(system prompt, turns) of a file. Raises `PromptError` when there is no conversation in it."""
+    return turns(path, read(path))
+
+
+def read(path: str | os.PathLike[str]) -> Transcript:
+    """What a file holds. Raises `PromptError` when there are no messages in it."""
     at = _expanded(path)
     try:
         with at.open("rb") as file:
@@ -70,20 +75,24 @@ def load(path: str | os.PathLike[str]) -> tuple[str, list[Turn]]:
         found = msgspec.json.decode(data, type=Transcript | list[Message])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PromptError(f"{at} is not a conversation: {error}") from None
-    messages = found if isinstance(found, list) else found.messages
-    system = ""
+    return Transcript(found) if isinstance(found, list) else found
+
+
+def turns(path: str | os.PathLike[str], found: Transcript) -> tuple[str, list[Turn]]:
+    """(system prompt, turns) of what `path` holds. Raises `PromptError` where nobody takes turns."""
+    messages, system = found.messages, ""
     if messages and messages[0].role == "system":
         system, messages = messages[0].content, messages[1:]
-    turns = []
+    taken = []
     for i in range(0, len(messages), 2):
         roles = [message.role for message in messages[i : i + 2]]
         if roles != ["user", "assistant"]:
             raise PromptError(
-                f"{at} is not a conversation this chat can go on with: user and assistant must take "
+                f"{_expanded(path)} is not a conversation this chat can go on with: user and assistant must take "
                 f"turns, found {' and '.join(roles)} at turn {i // 2 + 1}"
             )
-        turns.append(Turn(messages[i].content, messages[i + 1].content))
-    return system, turns
+        taken.append(Turn(messages[i].content, messages[i + 1].content))
+    return system, taken
 
 
 def _expanded(path: str | os.PathLike[str]) -> Path:
