@@ -13,6 +13,7 @@ from mtpx.round import Route
 from mtpx.sampling import USE_COMMIT, Sampling, uniforms
 from mtpx_torch.attention import make_spans
 from mtpx_torch.cache import SLACK, KVCache, zeros
+from mtpx_torch.frozen import freeze, thaw
 from mtpx_torch.judge import judge, outcome, read
 from mtpx_torch.propose import Proposer, TorchDrafts
 from mtpx_torch.sample import Counts, distribution, draw
@@ -21,6 +22,7 @@ from mtpx_torch.snapshot import Snapshot, adopt, save, settle
 from mtpx_torch.timer import Stopwatch
 
 if TYPE_CHECKING:
+    from mtpx.frozen import Frozen
     from mtpx_torch.head import Head
     from mtpx_torch.trunk import Trunk
 
@@ -175,6 +177,12 @@ class TorchEngine:
     def snapshot(self, slot: TorchSlot) -> Snapshot:
         self.drain([slot])
         return save(slot, self.cache, self.proposer, carry=self.carry)
+
+    def freeze(self, snapshot: object) -> Frozen:
+        return freeze(cast(Snapshot, snapshot))
+
+    def thaw(self, frozen: Frozen) -> Snapshot:
+        return thaw(frozen, self.cache, self.proposer)
 
     def release(self, slot: TorchSlot) -> None:
         if slot in self._open:

@@ -21,6 +21,7 @@ from mtpx_cli.terminal import INTERRUPTED, complain, is_terminal, note
 if TYPE_CHECKING:
     from mtpx.api import Model
     from mtpx.packs import Pack
+    from mtpx.sessions import Kept
     from mtpx_cli.conversing import Chat, Choices, Look
 
 MAX_TOKENS = 2048
@@ -42,6 +43,21 @@ MAX_TOKENS = 2048
     help="Record every round in the state directory.  [default: trace]",
 )
 @click.option("--trace-text", is_flag=True, help="Put questions and answers into the trace, too.")
+@click.option(
+    "--session", metavar="NAME", help="Keep the conversation under a name, and go on with it."
+)
+@click.option(
+    "--session-budget",
+    type=click.IntRange(min=0),
+    metavar="MB",
+    help="Most that all sessions' computed states take on disk.  [default: 4096]",
+)
+@click.option(
+    "--snapshot-min-tokens",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Go on from a recurrent model's snapshot only after this many tokens.  [default: 256]",
+)
 @click.option("--quiet", "-q", is_flag=True, help="Answers and errors, nothing else.")
 @engine_options
 def chat(
@@ -53,6 +69,9 @@ def chat(
     thinking: str | None,
     keep_traces: bool,
     trace_text: bool,
+    session: str | None,
+    session_budget: int | None,
+    snapshot_min_tokens: int | None,
     quiet: bool,
     engine: EngineArguments,
     **sampling: Any,
@@ -63,13 +82,15 @@ def chat(
     mtpx chat
     mtpx chat smollm2-135m --system "You answer in one sentence." --temperature 0.7
     mtpx chat ./folder-with-gguf-or-safetensors --depth off
+    mtpx chat --session holiday
     printf 'Hello\\nAnd again\\n' | mtpx chat --quiet
 
     /help lists what can be typed; Ctrl-C stops an answer, Ctrl-D leaves. From a pipe every line is a
     question, and what is between two lines of three double quotes is one.
 
     When the conversation outgrows the context, the oldest turns leave it whole; the system prompt
-    stays. What can be set by a flag can be set for good: see `mtpx config`.
+    stays. With --session it is there the next time, and so is what was computed for it, if the model is
+    the same (`mtpx session list`). What can be set by a flag can be set for good: see `mtpx config`.
 
     \b
     Exit status: 0 done, 2 it cannot be done as asked, 130 interrupted.
@@ -80,12 +101,22 @@ def chat(
     _check(sampling, seed)
     person = is_terminal(sys.stdin) and is_terminal(sys.stdout)
     smart = person and Environment.from_environ().term not in ("dumb", "unknown")
+    if snapshot_min_tokens is not None:
+        _set_floor(snapshot_min_tokens)
+    kept = None if session is None else _kept(session, session_budget)
+    if kept is not None and pack is None:
+        pack = kept.pack or None
     found = _resolved(pack, quiet)
     if not quiet:
         note(_greeting(found, person), dim=True)
     choices = _choices(max_tokens, chosen, sampling, seed, thinking)
     look = _look(quiet)
     options: dict[str, Any] = {"system": system, "person": person, "trace_text": trace_text}
+    if kept is not None:
+        kept.pack = _spelled(pack)
+        options["kept"] = kept
+        if not quiet:
+            _show_kept(kept)
     if keep_traces:
         options["trace"] = _trace()
 
@@ -115,6 +146,33 @@ def _resolved(pack: str | None, quiet: bool) -> Pack:
 
     with progress("fetching and checking the model", quiet=quiet) as report:
         return packs.resolve(packs.default_name() if pack is None else pack, progress=report)
+
+
+def _set_floor(tokens: int) -> None:
+    from mtpx.carry import set_snapshot_min_tokens
+
+    if not set_snapshot_min_tokens(tokens):
+        complain("snapshot-min-tokens was settled before and cannot change now; it stays as it was")
+
+
+def _kept(name: str, budget: int | None) -> Kept:
+    from mtpx.paths import sessions_dir
+    from mtpx.sessions import BUDGET_MB, Kept
+
+    most = BUDGET_MB if budget is None else budget
+    return Kept(sessions_dir(), name, budget=most * 10**6, warn=complain)
+
+
+def _spelled(pack: str | None) -> str:
+    from mtpx import packs
+
+    return packs.spelled(packs.default_name() if pack is None else pack)
+
+
+def _show_kept(kept: Kept) -> None:
+    turns = len(kept.turns)
+    said = f"{turns} turn{'s' if turns > 1 else ''} so far" if turns else "new"
+    note(f"session {kept.name}: {said}", dim=True)
 
 
 def _greeting(pack: Pack, person: bool) -> str:
@@ -256,6 +314,7 @@ def _converse(chat: Chat) -> int:
                 obey(chat, line)
             else:
                 chat.ask(line)
+            chat.keep()
         except Leave:
             return status
         except Interrupted:
