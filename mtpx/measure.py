@@ -37,7 +37,7 @@ SETTLE = 2
 """Rounds of a block that are not counted: the first changes the shape, the second flushes what the
 head's cache is behind."""
 
-ROUNDS, REPEATS = 8, 5
+ROUNDS, REPEATS = 8, 4
 """Rounds counted of a block, and blocks of a cell."""
 
 FEWEST = 12

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mtpx_cli.counting import Bar, counting
 from mtpx_cli.loading import EngineArguments, Setting
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Counts(click.ParamType[tuple[int, ...]]):
 @click.option(
     "--repeats",
     type=click.IntRange(1, 1000),
-    default=5,
+    default=4,
     show_default=True,
     help="Blocks of rounds a cell; more are quieter.",
 )
@@ -99,6 +100,10 @@ def measure(
 ) -> None:
     """Measure what a round of PACK costs on this machine, at every depth.
 
+    \b
+    mtpx measure --calibrate
+    mtpx measure smollm2-135m --depths 0..4 --context 512 --calibrate
+
     The tables go to the state directory, where `--policy measured` and `mtpx plan` find them. Leave the
     machine alone meanwhile. PACK is the last one used unless given.
     """
@@ -107,7 +112,7 @@ def measure(
 
     _check_buckets(contexts)
     engine = EngineArguments(backend, device, threads, None, precision, tier, dict(settings))
-    with _loaded(pack, engine, max(widths), quiet) as model, _bar(quiet) as bar:
+    with _loaded(pack, engine, max(widths), quiet) as model, counting(quiet) as bar:
         info = model.engine.info
         deepest = info.head_depth_limit if depths is None else depths
         chosen = contexts or _fitting(info.context_limit)
@@ -176,9 +181,9 @@ def _fitting(limit: int) -> tuple[int, ...]:
 @contextmanager
 def _loaded(pack: str | None, engine: EngineArguments, width: int, quiet: bool) -> Iterator[Model]:
     from mtpx.api import load
-    from mtpx_cli.loading import progress
+    from mtpx_cli.loading import fetching
 
-    with progress("fetching and checking the model", quiet=quiet) as report:
+    with fetching(quiet=quiet) as report:
         model = load(
             pack,
             backend=engine.backend,
@@ -256,44 +261,3 @@ def _plain(table: CostTable) -> dict[str, Any]:
         "rail": table.rail,
         "about": table.about,
     }
-
-
-Bar = Callable[[int, int, str], None]
-
-
-@contextmanager
-def _bar(quiet: bool) -> Iterator[Bar]:
-    """A callback (done, total, what runs now): a bar on a terminal, a line every tenth elsewhere."""
-    import sys
-
-    from mtpx_cli.draw import clean
-    from mtpx_cli.terminal import is_terminal, note
-
-    if quiet:
-        yield lambda done, total, now: None
-    elif not is_terminal(sys.stderr):
-        last = [-1]
-
-        def line(done: int, total: int, now: str) -> None:
-            tenth = 10 * done // max(1, total)
-            if tenth != last[0]:
-                last[0] = tenth
-                note(f"{clean(now)}: {done} of {total}")
-
-        yield line
-    else:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            console=Console(stderr=True, markup=False, emoji=False, highlight=False),
-            transient=True,
-        )
-        task = bar.add_task("measuring", total=None)
-        with bar:
-            yield lambda done, total, now: bar.update(
-                task, description=clean(now), completed=done, total=total
-            )

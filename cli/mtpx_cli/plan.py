@@ -237,6 +237,7 @@ def _check(
     from mtpx.policy.calibration import HeadIdentity
     from mtpx.policy.measured import MeasuredPlanner
     from mtpx.policy.table import TableKey
+    from mtpx_cli.counting import counting
     from mtpx_cli.loading import load_model
 
     if path is None:
@@ -244,9 +245,11 @@ def _check(
             "a published table cannot be checked here: it was measured on another machine; "
             "`mtpx measure --calibrate` makes one for this one"
         )
-    with load_model(costs.key.pack, engine, quiet=quiet) as model:
+    with load_model(costs.key.pack, engine, quiet=quiet) as model, counting(quiet) as bar:
         info = model.engine.info
         costs.check(TableKey.of(info, costs.key.context))
         fitted.check(HeadIdentity.of(info))
         planner = MeasuredPlanner(costs, fitted, objective=objective, slack=slack)
-        return check_plan(model, planner)
+        return check_plan(
+            model, planner, progress=lambda done, total: bar(done, total, "decoding with the plan")
+        )
