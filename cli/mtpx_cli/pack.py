@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtpx_cli.loading import progress
+from mtpx_cli.loading import fetching, progress
 from mtpx_cli.names import complete_pack
 from mtpx_cli.terminal import is_terminal, note, say
 
@@ -109,7 +109,7 @@ def pull(pack: str, quiet: bool) -> None:
     """
     from mtpx import packs
 
-    with progress("fetching and checking the model", quiet=quiet) as report:
+    with fetching(quiet=quiet) as report:
         found = packs.resolve(pack, progress=report)
     if not quiet:
         note(f"{found.name} is here and checked: {found.weights}", dim=True)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def draw_report(summary: Summary) -> Iterable[RenderableType]:
-    """Every run of every file, each on its own; the verdict first."""
+    """Every run of every file, each on its own; the verdict first. What is a `str` holds a path, there to
+    be copied, and is not to be wrapped."""
     from rich.rule import Rule
     from rich.text import Text
 
@@ -45,7 +46,8 @@ def _footer(file: FileSummary) -> Iterable[RenderableType]:
 
     for sentence in file.skipped:
         yield Text(f"Reading: {clean(sentence)}", style="yellow")
-    yield Text(f"Trace: {clean(file.path)} ({file.records} records)", style="dim", overflow="fold")
+    records = f"{file.records} record{'s' * (file.records != 1)}"
+    yield f"Trace: {clean(file.path)} ({records})"
 
 
 def _draw_run(run: RunSummary) -> Iterable[RenderableType]:

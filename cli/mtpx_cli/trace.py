@@ -91,7 +91,7 @@ def report(
 
     out = console()
     for part in draw_report(summary):
-        out.print(part)
+        out.print(part, soft_wrap=isinstance(part, str))
     if html is not None:
         out.print(f"Page: {html}", soft_wrap=True)
 

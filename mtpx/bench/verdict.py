@@ -323,7 +323,8 @@ def _answer(
     more = _rounded(max(1, needed - len(values)))
     return (
         "inconclusive",
-        f"the interval holds {bar:g}; a bench with about {more} more prompts would settle it",
+        f"the interval holds {bar:g}; a bench with about {more} more prompt{'s' * (more > 1)} would "
+        "settle it",
         more,
     )
 

@@ -75,8 +75,9 @@ def _speeds(belief: dict[str, Any]) -> Iterator[tuple[int, float]]:
     for option in options if isinstance(options, list) else []:
         if isinstance(option, dict) and isinstance(option.get("depth"), int):
             tokens, ms = _positive(option.get("tokens")), _positive(option.get("ms"))
-            if tokens is not None and ms is not None:
-                yield option["depth"], 1e3 * tokens / ms
+            speed = None if tokens is None or ms is None else _positive(1e3 * tokens / ms)
+            if speed is not None:
+                yield option["depth"], speed
 
 
 def _positive(value: Any) -> float | None:

@@ -19,6 +19,9 @@ draft costs less than that, and published stalls are 2 to 6 times."""
 LONGEST_ROUND_MS = 1e9
 """Eleven days. A larger time is a damaged number, and would overflow sums."""
 
+SHORTEST_MS = 1e-6
+"""A nanosecond, what clocks count in. A smaller time is a damaged number, and rates over it overflow."""
+
 UNCLEAN = frozenset({"transition", "compile", "stall", "resume"})
 """Why a policy may refuse a round's time as a cost sample; such a round is no cost here either."""
 
@@ -360,8 +363,8 @@ def spread(times: Sequence[Durations]) -> Spread | None:
 
 
 def valid(round: Round) -> bool:
-    """Whether a round's times can be: finite, not negative, the whole above 0."""
-    if not 0.0 < round.round_ms <= LONGEST_ROUND_MS:
+    """Whether a round's times can be: finite, not negative, the whole at least a nanosecond."""
+    if not SHORTEST_MS <= round.round_ms <= LONGEST_ROUND_MS:
         return False
     for part in (round.draft_ms, round.verify_ms, round.host_ms):
         if part is not None and not 0.0 <= part <= LONGEST_ROUND_MS:

@@ -28,6 +28,9 @@ __all__ = [
     "SlotRound",
 ]
 
+SHORTEST_S = 1e-9
+"""What clocks count in. Rates over less overflow."""
+
 SCHEMA = (1, 0)
 
 
@@ -140,7 +143,7 @@ class EndRecord(msgspec.Struct, tag="end", omit_defaults=True):
     @property
     def rate(self) -> float | None:
         """Decode rate in tokens/s; `None` where the run was too short to have one."""
-        if not self.decode_s or self.decode_s <= 0.0 or self.rated_tokens == 0:
+        if self.decode_s is None or self.decode_s < SHORTEST_S or self.rated_tokens == 0:
             return None
         return self.rated_tokens / self.decode_s
 
