@@ -20,6 +20,7 @@ COMMANDS = {
     "config": ("mtpx_cli.config", "config", "Show settings and where they come from."),
     "completion": ("mtpx_cli.completion", "completion", "Print a shell's completion script."),
     "session": ("mtpx_cli.session", "session", "List, show and drop kept conversations."),
+    "session": ("mtpx_cli.session", "session", "List, show and drop kept conversations."),
     "trace": ("mtpx_cli.trace", "trace", "Read what runs recorded."),
     "policy": ("mtpx_cli.policy", "policy", "Compare depth policies; see what was learned."),
     "measure": ("mtpx_cli.measure", "measure", "Measure this machine's cost table."),
