@@ -30,7 +30,7 @@ class TimeLeft:
         if total != self._total or done < self._first:
             self._total, self._first, self._began = total, done, now
         counted = done - self._first
-        if counted < FEWEST_DONE:
+        if counted < FEWEST_DONE or done >= total:
             return None
         return (now - self._began) / counted * (total - done)
 
