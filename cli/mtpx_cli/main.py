@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 
 import click
@@ -19,7 +20,6 @@ COMMANDS = {
     "doctor": ("mtpx_cli.doctor", "doctor", "What runs here, and if not, why."),
     "config": ("mtpx_cli.config", "config", "Show settings and where they come from."),
     "completion": ("mtpx_cli.completion", "completion", "Print a shell's completion script."),
-    "session": ("mtpx_cli.session", "session", "List, show and drop kept conversations."),
     "session": ("mtpx_cli.session", "session", "List, show and drop kept conversations."),
     "trace": ("mtpx_cli.trace", "trace", "Read what runs recorded."),
     "policy": ("mtpx_cli.policy", "policy", "Compare depth policies; see what was learned."),
@@ -124,9 +124,10 @@ def main() -> None:
     except click.ClickException as error:
         from mtpx.errors import shortened
 
-        error.message = shortened(error.message)
+        said = StringIO()
+        error.show(said)
         with suppress(OSError):  # nobody reads stderr; the status still tells
-            error.show()
+            click.echo(shortened(said.getvalue()), err=True, nl=False)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
