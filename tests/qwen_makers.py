@@ -82,10 +82,27 @@ def make_qwen(folder: Path, *, head: bool = True, seed: int = 0, **changes: Any)
         else name: tensor
         for name, tensor in load_file(folder / "model.safetensors").items()
     }
+    tensors = _fused(tensors)
     if head:
         tensors |= random_head(nested, seed=seed + 1)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def _fused(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The trunk's experts in two tensors a layer, as Qwen3.5's files have them (its head's lie one by
+    one)."""
+    gates = [name for name in tensors if name.endswith(".mlp.experts.0.gate_proj.weight")]
+    for name in gates:
+        stem = name.removesuffix("0.gate_proj.weight")
+        count = sum(n.startswith(stem) for n in tensors) // 3
+        gate, up, down = (
+            torch.stack([tensors.pop(f"{stem}{i}.{part}_proj.weight") for i in range(count)])
+            for part in ("gate", "up", "down")
+        )
+        tensors[f"{stem}gate_up_proj"] = torch.cat([gate, up], dim=1)
+        tensors[f"{stem}down_proj"] = down
+    return tensors
 
 
 def shape_up(name: str, parameter: torch.Tensor) -> None:
@@ -97,6 +114,10 @@ def shape_up(name: str, parameter: torch.Tensor) -> None:
         parameter.mul_(0.3)
     elif ".layers." in name:
         parameter.mul_(0.4)
+        if "linear_attn.out_proj" in name:
+            parameter.mul_(
+                0.2
+            )  # normed before it, so that smaller weights elsewhere would not tell
 
 
 def random_head(

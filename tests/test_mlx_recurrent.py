@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-mx = pytest.importorskip("mlx.core")
+pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
 
-import numpy as np  # noqa: E402
+import mlx.core as mx
+import numpy as np
 
-from mtpx_mlx import recurrent  # noqa: E402
-from mtpx_mlx.models import light  # noqa: E402
-from mtpx_mlx.recurrent import DeltaCache, DeltaLayer, DeltaMixer  # noqa: E402
+from mtpx_mlx import recurrent
+from mtpx_mlx.models import light
+from mtpx_mlx.recurrent import DeltaCache, DeltaLayer, DeltaMixer
 
 H = 24
 SIZES: dict[str, Any] = {

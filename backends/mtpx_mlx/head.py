@@ -7,16 +7,18 @@ predicts token k + 2. A deeper step takes the head's own output in place of a hi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
 
-from mtpx.checkpoint import integers, read_safetensors
-from mtpx.errors import PackError
-from mtpx.heads import check_draft_vocab, check_tensors, expected_tensors
-from mtpx_mlx.block import Block, LlamaBlock
+from mtpx.heads import check_draft_vocab
+from mtpx_mlx.block import Block, fill_layer, make_block
+from mtpx_mlx.head_weights import head_weights, trunk_gains
 from mtpx_mlx.pair_cache import PairCache
 from mtpx_mlx.sizes import norm_eps, trunk_sizes
 from mtpx_mlx.target import Parts, Target
@@ -36,7 +38,7 @@ class Head:
         embedding: Product,
         norm_embedding: Product,
         norm_hidden: Product,
-        fc: mx.array,
+        fc: Product,
         block: Block,
         norm: Product,
         output: Product,
@@ -56,7 +58,7 @@ class Head:
             embedded = mx.concatenate([mx.zeros_like(embedded[:1]), embedded[1:]])
         e, h = self.norm_embedding(embedded), self.norm_hidden(hidden)
         pair = [e, h] if self.contract.order == "embedding-hidden" else [h, e]
-        return self.block(mx.concatenate(pair, axis=-1) @ self.fc.T, cache)
+        return self.block(self.fc(mx.concatenate(pair, axis=-1)), cache)
 
     def outputs(self, residual: mx.array) -> tuple[mx.array, mx.array]:
         """residual (rows, H) → (logits over the head's vocabulary, what the next step is fed)."""
@@ -70,65 +72,53 @@ class Head:
 
 
 def load_head(contract: HeadContract, path: Path, target: Target, dtype: mx.Dtype) -> Head:
-    """A head from its own file, computed in `dtype`. Raises `PackError` listing what does not fit the
-    trunk."""
-    stored, _ = read_safetensors(path)
-    if not stored:
-        raise PackError(f"{path} holds no tensors")
-    sizes, eps = trunk_sizes(target.model), norm_eps(target.model)
-    assert target.parts is not None
-    check_tensors(
-        {name: tensor.shape for name, tensor in stored.items()}, expected_tensors(contract, sizes)
+    """A head from its own file, or from the folder where it lies among the trunk's weights; computed in
+    `dtype`. Raises `PackError` listing what does not fit the trunk."""
+    model, parts = target.model, target.parts
+    assert parts is not None
+    sizes, eps = trunk_sizes(model), norm_eps(model)
+    weights = head_weights(
+        contract, path, sizes, lambda: trunk_gains(dict(tree_flatten(model.parameters()))), dtype
     )
-    loaded = mx.load(str(path))
-    assert isinstance(loaded, dict)
 
-    def take(role: Role) -> mx.array:
-        return loaded[contract.name(role, 0, sizes.layers)].astype(dtype)
+    def name(role: Role) -> str:
+        return contract.name(role, 0, sizes.layers)
 
     def norm(role: Role) -> Product:
-        return _norm(take(role), contract.norm_offset, eps)
+        weight = weights[name(role)]
+        return lambda x: mx.fast.rms_norm(x, weight, eps)
 
     draft_vocab = None
     if contract.has("draft_vocab"):
-        ids = integers(stored[contract.name("draft_vocab", 0, sizes.layers)])
+        ids = np.array(weights[name("draft_vocab")])
         check_draft_vocab(ids, sizes.vocab)
         draft_vocab = mx.array(ids.astype("uint32"))
-    embedding = target.parts.embedding
+    embedding = parts.embedding
     if not contract.shared_embedding:
-        own = take("embedding")
-        embedding = own.__getitem__
-    prefix = contract.name("layer", 0, sizes.layers)
-    block = {
-        name.removeprefix(prefix): _shifted(name, value.astype(dtype), contract.norm_offset)
-        for name, value in loaded.items()
-        if name.startswith(prefix) and name.removeprefix(prefix).startswith(_BLOCK_PARTS)
-    }
+        embedding = weights[name("embedding")].__getitem__
+    fc = nn.Linear(2 * sizes.hidden, sizes.hidden, bias=False)
+    fill_layer(fc, _under(name("fc").removesuffix("weight"), weights), str(path))
+    # Where a layer's tensors have no prefix of their own, those of other roles lie among them.
+    outside = [name(role).removesuffix("weight") for role in contract.tensors if role != "layer"]
+    own = {n: w for n, w in weights.items() if not n.startswith(tuple(outside))}
+    block = _under(name("layer"), own)
     return Head(
         contract,
         embedding,
         norm("norm_embedding"),
         norm("norm_hidden"),
-        take("fc"),
-        LlamaBlock(sizes, eps, block, target.parts.trunk),
+        fc,
+        make_block(contract, sizes, eps, block, model, str(path)),
         norm("norm"),
-        _output(contract, target.parts, take, draft_vocab),
+        _output(contract, parts, lambda role: weights[name(role)], draft_vocab),
         draft_vocab,
         sizes.vocab,
     )
 
 
-_BLOCK_PARTS = ("input_layernorm.", "post_attention_layernorm.", "self_attn.", "mlp.")
-
-
-def _shifted(name: str, value: mx.array, offset: int) -> mx.array:
-    """A block's norm weight as it multiplies."""
-    return value + offset if "norm" in name else value
-
-
-def _norm(weight: mx.array, offset: int, eps: float) -> Product:
-    multiplier = weight + offset
-    return lambda x: mx.fast.rms_norm(x, multiplier, eps)
+def _under(prefix: str, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """The tensors under this prefix, by the rest of their names."""
+    return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
 
 
 def _output(

@@ -65,4 +65,5 @@ class InspectableEngine(MlxEngine):
         """A NaN among the slot's cached values reaches every later row of it, and no other slot."""
         (mine,) = self._mine([slot])
         mine.settle()
-        mine.state.layers[0].cache.values[0, 0, 0, 0] = float("nan")
+        attention = next(c for c in mine.state.caches if hasattr(c, "values"))
+        attention.values[0, 0, 0, 0] = float("nan")

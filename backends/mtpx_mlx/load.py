@@ -82,7 +82,7 @@ def load_engine(pack: Pack, options: EngineOptions) -> MlxEngine:
             vocab_size=rows.logits.shape[-1],
             context_limit=context,
             head_depth_limit=_depth_limit(head, context),
-            recurrent=bool(plain) and "cannot be taken back" in plain,
+            recurrent=target.fresh().recurrent,
             plain_step_bytes=_step_bytes(model),
             weights_digest=pack.weights_digest,
             head_digest=pack.head_digest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mtpx.errors import PackError
-from mtpx.heads import TrunkSizes
+from mtpx.heads import Experts, TrunkSizes
 
 
 def arguments(model: Any) -> Any:
@@ -26,12 +26,20 @@ def trunk_sizes(model: Any) -> TrunkSizes:
             kv_heads=int(args.num_key_value_heads or heads),
             head_dim=int(getattr(args, "head_dim", None) or args.hidden_size // heads),
             vocab=int(args.vocab_size),
+            experts=_experts(args),
         )
     except (AttributeError, TypeError) as error:
         raise PackError(
             f"mlx-lm's {type(model).__module__} does not tell the sizes a head is checked against: "
             f"{error}"
         ) from None
+
+
+def _experts(args: Any) -> Experts | None:
+    """A mixture beside a shared expert, as Qwen3-Next's layers have it."""
+    names = ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")
+    count, ffn, shared = (getattr(args, name, None) for name in names)
+    return Experts(int(count), int(ffn), int(shared)) if count and ffn and shared else None
 
 
 def norm_eps(model: Any) -> float:

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import mlx.core as mx
 from mlx.utils import tree_map
 
+from mtpx_mlx.recurrent import DeltaCache, DeltaLayer
+
 
 class LayerState(Protocol):
     """One layer's state. `cache` is what mlx-lm's layer is given; `why_plain` is empty, or the reason
@@ -187,6 +189,11 @@ class TargetState:
         return [layer.cache for layer in self.layers]
 
     @property
+    def recurrent(self) -> bool:
+        """Whether a layer holds a state that every row changes."""
+        return any(type(cache).__name__ in ("DeltaCache", "ArraysCache") for cache in self.caches)
+
+    @property
     def why_plain(self) -> str:
         return next((layer.why_plain for layer in self.layers if layer.why_plain), "")
 
@@ -227,6 +234,8 @@ def layer_states(caches: list[Any]) -> list[LayerState]:
 
 def _layer_state(cache: Any) -> LayerState:
     kind = type(cache).__name__
+    if isinstance(cache, DeltaCache):
+        return DeltaLayer(cache)
     if kind in ("KVCache", "QuantizedKVCache"):
         return KVLayer(cache)
     if kind == "RotatingKVCache":

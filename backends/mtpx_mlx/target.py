@@ -18,6 +18,7 @@ import numpy as np
 
 from mtpx.errors import PackError
 from mtpx_mlx.models import light
+from mtpx_mlx.recurrent import make_replayable, replayable_caches
 from mtpx_mlx.state import LayerState, TargetState, layer_states
 
 AGREE = 1e-2
@@ -118,9 +119,10 @@ def cache_maker(
     """How a slot's caches are made: the model's own, its plain ones over the last `window` positions
     only, or quantised to `bits` bits."""
     caches = light("models.cache")
+    make_replayable(model)
 
     def make() -> list[Any]:
-        made = caches.make_prompt_cache(model)
+        made = replayable_caches(model, caches.make_prompt_cache(model))
         return [changed(c) if type(c).__name__ == "KVCache" else c for c in made]
 
     def changed(cache: Any) -> Any:

@@ -1,7 +1,7 @@
 """The tensors of one block of each kind, with their shapes; matrices are (out, in).
 
 - "llama": RMS norm, attention, RMS norm, SwiGLU.
-- "mimo": the same with biases on q, k and v where the trunk has them (MiMo is Qwen2's block).
+- "mimo": the same with biases on q, k and v (Qwen2's block).
 - "qwen3-next": q_proj also gives a gate as wide as the attention's output, which is multiplied by
   its sigmoid before o_proj; RMS norms over head_dim of q and k; only a part of head_dim is rotated;
   the MLP is SwiGLU, or routed experts beside a shared one.
@@ -77,19 +77,23 @@ def _under(prefix: str, tensors: dict[str, Shape]) -> dict[str, Shape]:
 
 def _llama(trunk: TrunkSizes) -> dict[str, Shape]:
     q, kv = trunk.heads * trunk.head_dim, trunk.kv_heads * trunk.head_dim
-    biases = {f"{part}_proj.bias": (n,) for part, n in (("q", q), ("k", kv), ("v", kv))}
     attention: dict[str, Shape] = {
         "q_proj.weight": (q, trunk.hidden),
         "k_proj.weight": (kv, trunk.hidden),
         "v_proj.weight": (kv, trunk.hidden),
         "o_proj.weight": (trunk.hidden, q),
-        **(biases if trunk.qkv_bias else {}),
     }
     return {
         **_norms(trunk.hidden),
         **_under("self_attn.", attention),
         **_under("mlp.", _swiglu(trunk.hidden, trunk.ffn)),
     }
+
+
+def _mimo(trunk: TrunkSizes) -> dict[str, Shape]:
+    q, kv = trunk.heads * trunk.head_dim, trunk.kv_heads * trunk.head_dim
+    biases = {f"self_attn.{part}_proj.bias": (n,) for part, n in (("q", q), ("k", kv), ("v", kv))}
+    return {**_llama(trunk), **biases}
 
 
 def _qwen3_next(trunk: TrunkSizes) -> dict[str, Shape]:
@@ -115,6 +119,6 @@ def _qwen3_next(trunk: TrunkSizes) -> dict[str, Shape]:
 
 _BLOCKS: dict[str, Callable[[TrunkSizes], dict[str, Shape]]] = {
     "llama": _llama,
-    "mimo": _llama,
+    "mimo": _mimo,
     "qwen3-next": _qwen3_next,
 }

@@ -26,7 +26,7 @@ class Experts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrunkSizes:
     """What a head's tensors are held against. `ffn` is the inner size of a dense MLP; `experts` is
-    `None` unless a block of this trunk routes to experts; `qkv_bias`: q, k and v add biases."""
+    `None` unless a block of this trunk routes to experts."""
 
     hidden: int
     heads: int
@@ -36,7 +36,6 @@ class TrunkSizes:
     vocab: int
     layers: int = 0
     experts: Experts | None = None
-    qkv_bias: bool = False
 
 
 class _Config(msgspec.Struct, kw_only=True):
@@ -89,6 +88,4 @@ def sizes_from_config(config: Mapping[str, Any], where: str) -> TrunkSizes:
         vocab=raw.vocab_size,
         layers=raw.num_hidden_layers,
         experts=experts,
-        # MiMo's attention is Qwen2's: biases by definition, whatever a flag says.
-        qkv_bias=told.get("model_type") == "mimo",
     )
