@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mtpx.backend import Clock, Engine
+from mtpx.backend import Clock, Engine, Slot
 from mtpx.bench.design import Arm
 from mtpx.decode import Request, decode
 from mtpx.errors import MtpxError
 from mtpx.policy import DepthPolicy, FixedDepth
+from mtpx.reuse import Reused
 from mtpx.round import Round
 from mtpx.trace.ends import end_record
 from mtpx.trace.schema import EndRecord
@@ -45,13 +46,14 @@ class Task:
 
 @dataclass(slots=True)
 class TimedRun:
-    """What a run left: its rounds, the delivered tokens, and its end record."""
+    """What a run left: its rounds, the delivered tokens, its end record, what it took over."""
 
     end: EndRecord
     rounds: list[Round]
     tokens: list[int]
     prefill_ms: float | None
     seconds: float
+    reused: Reused | None = None
 
     @property
     def compiled(self) -> bool:
@@ -93,11 +95,15 @@ def timed_run(
     policy: DepthPolicy | None = None,
     limit_s: float | None = None,
     meter: Meter | None = None,
+    session: int = 0,
+    reuse: object | None = None,
+    keep: Callable[[Slot], None] | None = None,
     clock: Clock = time.perf_counter_ns,
 ) -> TimedRun:
     """Decode `task` with `policy`, by default at the arm's depth, and time it.
 
-    `request` is the id its records carry; `meter` adds the energy of its rounds. A run over `limit_s`
+    `request` is the id its records carry; `meter` adds the energy of its rounds. `session` and `reuse` as
+    `Engine.open` takes them; `keep` is shown the slot when the run is over. A run over `limit_s`
     seconds is cut (stop "guard"); Ctrl-C stops it (stop "interrupt"); an `MtpxError` ends it (stop
     "error"). All three are told by the end record and raise nothing.
     """
@@ -106,6 +112,7 @@ def timed_run(
     prefill_ms: float | None = None
     stop, error = "", ""
     decoding: Request | None = None
+    reused: Reused | None = None
     policy = policy or FixedDepth(arm.depth)
     window = meter.window() if meter is not None else None
     with _collector_at_rest():
@@ -117,11 +124,14 @@ def timed_run(
                 task.seed,
                 end_ids=frozenset() if task.ignore_eos else task.end_ids,
                 head=arm.mode == "mtp",
+                session=session,
+                reuse=reuse,
             )
             try:
                 while not engine.prefill(slot, PREFILL_CHUNK):
                     watch.check()
                 prefill_ms = watch.seconds() * 1e3
+                reused = slot.reused if session or reuse is not None else None
                 decoding = Request(request, slot, task.sampling, task.budget)
                 with window or nullcontext():
                     for round in decode(engine, policy, [decoding], clock=clock):
@@ -130,6 +140,8 @@ def timed_run(
                         if window is not None and window.watts is not None:
                             round.energy_j = window.watts * round.round_ms / 1e3
                         watch.check()
+                if keep is not None:
+                    keep(slot)
             finally:
                 slot.close()
         except KeyboardInterrupt:
@@ -154,7 +166,7 @@ def timed_run(
         end.ttft_ms = watch.seconds(arrivals[0][0]) * 1e3
     if window is not None and window.energy is not None:
         end.energy_j = window.energy.joules
-    return TimedRun(end, rounds, tokens, prefill_ms, seconds)
+    return TimedRun(end, rounds, tokens, prefill_ms, seconds, reused)
 
 
 @contextmanager
