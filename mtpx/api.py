@@ -11,6 +11,7 @@ with mtpx.load("smollm2-135m") as model:
 from __future__ import annotations
 
 import gc
+import inspect
 import secrets
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +22,12 @@ from typing import Any, Literal, Self, cast
 
 import msgspec
 
-from mtpx import packs
+from mtpx import asked, packs
 from mtpx.backend import Engine, EngineOptions, Slot
 from mtpx.backends import choose_backend
 from mtpx.checkpoint import open_checkpoint
 from mtpx.energy import Meter, find_meter
-from mtpx.errors import PolicyError, PromptError, SamplingError
+from mtpx.errors import PolicyError, PromptError, SamplingError, TraceError
 from mtpx.generation import Generation, Progress, Prompt, Stream
 from mtpx.policy import DepthPolicy, FixedDepth
 from mtpx.policy.learning import Policies
@@ -171,6 +172,10 @@ class Model:
             raise PromptError("the prompt is empty: give some text")
         return tokens
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of these tokens, special ones left out."""
+        return self.tokenizer.decode(tokens)
+
     def generate(self, prompt: str | Sequence[Message], **options: Any) -> Generation:
         """The whole answer. Takes what `stream` takes."""
         stream = self.stream(prompt, **options)
@@ -218,19 +223,22 @@ class Model:
 
         Raises `MtpxError` for whatever cannot be done as asked; nothing was computed then.
         """
+        max_tokens = asked.whole(max_tokens, "max-tokens")
         if max_tokens < 1:
             raise PromptError(f"max-tokens must be at least 1, got {max_tokens}")
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        stops = asked.texts(stop, "stop")
         if "" in stops:
             raise PromptError("a stop string must not be empty: every text contains it")
         chosen = self._sampling(sampling, parameters)
         seeded = seed is not None and not chosen.greedy
         if seed is None:
             seed = 0 if chosen.greedy else secrets.randbits(48)
-        elif not 0 <= seed < SEEDS:
-            raise SamplingError(f"seed must be from 0 to {SEEDS - 1}, got {seed}")
-        asked, drafts, why_plain = self._asked(depth, policy, chosen, seeded=seeded)
-        using = self._policies.use(asked) if isinstance(asked, PolicyOptions) else asked
+        else:
+            seed = asked.whole(seed, "seed", SamplingError)
+            if not 0 <= seed < SEEDS:
+                raise SamplingError(f"seed must be from 0 to {SEEDS - 1}, got {seed}")
+        chooser, drafts, why_plain = self._chooser(depth, policy, chosen, seeded=seeded)
+        using = self._policies.use(chooser) if isinstance(chooser, PolicyOptions) else chooser
         tokens = self._tokens(prompt, system, raw)
         room = self.engine.info.context_limit - len(tokens)
         if room < 1:
@@ -250,6 +258,8 @@ class Model:
             why_plain=why_plain,
         )
         to = TraceTo(Path(trace)) if isinstance(trace, str | Path) else trace
+        if to is not None and not isinstance(to, TraceTo):
+            raise TraceError(f"trace must be a file or a TraceTo, got {type(to).__name__}")
         writer = None
         if to is not None:
             writer = TraceWriter(to.path, warn=to.warn)
@@ -272,8 +282,8 @@ class Model:
             on_reuse=on_reuse,
             before_close=before_close,
             meter=self.meter if isinstance(self.meter, Meter) else None,
-            on_end=partial(self._policies.save, asked)
-            if isinstance(asked, PolicyOptions)
+            on_end=partial(self._policies.save, chooser)
+            if isinstance(chooser, PolicyOptions)
             else None,
         )
         self._last = weakref.ref(stream)
@@ -282,10 +292,17 @@ class Model:
     def _tokens(
         self, prompt: str | Sequence[Message] | Sequence[int], system: str | None, raw: bool
     ) -> list[int]:
-        if prompt and not isinstance(prompt, str) and isinstance(prompt[0], int):
+        if system is not None:
+            asked.texts(system, "system")
+        if asked.kind_of_prompt(prompt) == "tokens":
             if system is not None or raw:
                 raise PromptError("token ids are the whole prompt: nothing can go before them")
-            return [int(token) for token in cast("Sequence[int]", prompt)]
+            tokens = [int(token) for token in cast("Sequence[int]", prompt)]
+            vocab = self.engine.info.vocab_size
+            for token in tokens:
+                if not 0 <= token < vocab:
+                    raise PromptError(f"token ids are from 0 to {vocab - 1}, got {token}")
+            return tokens
         return self.encode(_content(cast("str | Sequence[Message]", prompt), system, raw))
 
     def _sampling(
@@ -294,12 +311,7 @@ class Model:
         manifest = self.pack.manifest
         base = sampling if sampling is not None else manifest.sampling if manifest else Sampling()
         fields = set(Sampling.__struct_fields__)
-        unknown = parameters.keys() - fields
-        if unknown:
-            raise SamplingError(
-                f"there is no sampling parameter {sorted(unknown)[0]!r}; there are "
-                + ", ".join(sorted(fields))
-            )
+        asked.refuse_unknown(parameters.keys(), _OPTIONS, fields)
         given = {name: value for name, value in parameters.items() if value is not None}
         try:
             chosen = msgspec.convert(msgspec.structs.asdict(base) | given, Sampling)
@@ -312,7 +324,7 @@ class Model:
             )
         return chosen
 
-    def _asked(
+    def _chooser(
         self,
         depth: Depth,
         policy: str | PolicyOptions | DepthPolicy | None,
@@ -358,6 +370,14 @@ class Model:
         """What the pack recommends."""
         manifest = self.pack.manifest
         return DEFAULT_DEPTH if manifest is None or manifest.depth is None else manifest.depth
+
+
+_OPTIONS = [
+    name
+    for name, parameter in inspect.signature(Model.stream).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+]
+"""What an answer can be asked for beside the fields of the sampling."""
 
 
 def _checked_depth(depth: Depth) -> int | None:
