@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
+from checkpoint_makers import CONFIG, hf_tensors, write_gguf
 from safetensors.torch import save_file
 
 from mtpx.heads import HeadContract, TrunkSizes, declared, expected_tensors
@@ -116,6 +118,31 @@ def make_pack(
         weights=folder,
         head=path if head else None,
         contract=made,
+        weights_digest="",
+        head_digest="",
+        verified=False,
+        context=None,
+    )
+
+
+def make_gguf_pack(folder: Path) -> Pack:
+    """A random model in blocks of four bits (Q4_1) with a random head."""
+    tensors = hf_tensors(dtype=np.float32)
+    for name, tensor in tensors.items():
+        if "norm" in name:
+            tensors[name] = 1 + 0.1 * tensor
+        else:
+            # The token itself says most about the next one, so that a head can guess it.
+            tensors[name] = tensor * (0.25 if "embed" in name else 0.1)
+    weights = write_gguf(folder / "tiny.gguf", kind=gguf.GGMLQuantizationType.Q4_1, tensors=tensors)
+    wiring = contract(tensors={"draft_vocab": ""})
+    return Pack(
+        name="tiny-q4",
+        manifest=None,
+        folder=folder,
+        weights=weights,
+        head=save_head(folder / "head.safetensors", wiring, CONFIG),
+        contract=wiring,
         weights_digest="",
         head_digest="",
         verified=False,

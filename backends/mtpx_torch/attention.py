@@ -75,6 +75,15 @@ def causal_mask(
     return mask.masked_fill(hidden, -torch.inf).repeat(group, 1)
 
 
+def step_mask(
+    positions: torch.Tensor, keys: torch.Tensor, group: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """`causal_mask` of rows of one sequence, a lone one doubled."""
+    if positions.shape[0] < LEAST_ROWS:
+        positions = positions.repeat(LEAST_ROWS)
+    return causal_mask(positions, keys, group, dtype)
+
+
 def mix(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
@@ -118,7 +127,7 @@ class SpanAttention:
 class StepAttention:
     """Attention of one layer over rows of one sequence, in operations a compiler can fuse.
 
-    keys, values (kv_heads, room, d); positions (rows,); mask (group·rows, seen).
+    keys, values (kv_heads, room, d); positions (rows,); mask (group·rows, seen) as `step_mask` makes it.
     """
 
     keys: torch.Tensor
@@ -130,4 +139,8 @@ class StepAttention:
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         self.keys.index_copy_(1, self.positions, k.transpose(0, 1))
         self.values.index_copy_(1, self.positions, v.transpose(0, 1))
-        return mix(q, self.keys[:, : self.seen], self.values[:, : self.seen], self.mask)
+        rows = q.shape[0]
+        doubled = q.repeat(LEAST_ROWS, 1, 1) if rows < LEAST_ROWS else q
+        return mix(doubled, self.keys[:, : self.seen], self.values[:, : self.seen], self.mask)[
+            :rows
+        ]

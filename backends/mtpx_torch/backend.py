@@ -63,14 +63,19 @@ class TorchBackend:
                 if head is not None:
                     info.details["carry"] = carry_state(options.carry, options.max_width > 1)
                 pipeline = options.pipeline
-                return TorchEngine(
+                asked = options.extra.get("compile", "auto")
+                engine = TorchEngine(
                     info,
                     trunk,
                     head,
                     width=options.max_width,
                     pipeline=device.type == "cuda" if pipeline is None else pipeline,
                     carry=carry_armed(options.carry, options.max_width > 1),
+                    compile="off" if asked == "off" else "auto",
                 )
+                if asked == "now":
+                    engine.compiled.wait()
+                return engine
             except (torch.OutOfMemoryError, MemoryError) as error:
                 raise BackendError(
                     f"{pack.name} does not fit into the memory of {_device_name(device)}: "
@@ -91,11 +96,14 @@ def _check_options(options: EngineOptions) -> None:
     if options.threads is not None and not 1 <= options.threads <= 1024:
         raise BackendError(f"threads must be from 1 to 1024, got {options.threads}")
     choose_tier(options.tier, free=False)
-    unknown = options.extra.keys() - {"product"}
+    unknown = options.extra.keys() - {"product", "compile"}
     if unknown:
         raise BackendError(
-            f"the torch backend knows no option {sorted(unknown)[0]!r}; it has: product"
+            f"the torch backend knows no option {sorted(unknown)[0]!r}; it has: compile, product"
         )
+    asked = options.extra.get("compile", "auto")
+    if asked not in ("auto", "now", "off"):
+        raise BackendError(f"compile must be auto, now or off, got {asked!r}")
 
 
 def _device(asked: str) -> torch.device:

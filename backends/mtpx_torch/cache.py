@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mtpx_torch.attention import reach
+from mtpx_torch.attention import REACH, reach
 
 SLACK = 16
 """Positions past the context that padding rows may write to."""
 
+assert SLACK <= REACH
+
 
 class KVCache:
-    """`keys[i]`, `values[i]`: (width, kv_heads, room, head_dim) for layer i; room ≥ context.
+    """`keys[i]`, `values[i]`: (width, kv_heads, room, head_dim) for layer i; room is more than is ever
+    read.
 
     Rows past what was written hold zeros or what a sequence before left, always finite: they are read
     behind a mask. Pages of memory are touched only as positions are written, so room for a long
@@ -29,9 +32,13 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (width, kv_heads, reach(context + SLACK), head_dim)
+        shape = (width, kv_heads, reach(context) + REACH, head_dim)
         self.keys = [zeros(shape, dtype, device) for _ in range(layers)]
         self.values = [zeros(shape, dtype, device) for _ in range(layers)]
+
+    def of(self, slot: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """A slot's own keys and values, (kv_heads, room, head_dim) a layer."""
+        return [b[slot] for b in self.keys], [b[slot] for b in self.values]
 
     def clear(self, slot: int, rows: int) -> None:
         """Zero a slot's first `rows` positions."""

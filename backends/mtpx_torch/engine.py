@@ -11,8 +11,9 @@ from mtpx.backend import PAIR_QUEUE_LIMIT, Drafts, EngineInfo, Forward, Outcome,
 from mtpx.errors import BackendError, PromptError
 from mtpx.round import Route
 from mtpx.sampling import USE_COMMIT, Sampling, uniforms
-from mtpx_torch.attention import make_spans
 from mtpx_torch.cache import SLACK, KVCache, zeros
+from mtpx_torch.compiled import CompiledStep, Wish
+from mtpx_torch.forward import Forwards
 from mtpx_torch.frozen import freeze, thaw
 from mtpx_torch.judge import judge, outcome, read
 from mtpx_torch.propose import Proposer, TorchDrafts
@@ -42,12 +43,13 @@ class TorchEngine:
         width: int,
         pipeline: bool,
         carry: bool = True,
+        compile: Wish = "auto",
     ) -> None:
         self._info = info
         self.trunk, self.head = trunk, head
         self.width, self.pipeline, self.carry = width, pipeline, carry
         config, like = trunk.config, trunk.embedding
-        self._fixed = info.tier == "row-invariant"
+        fixed = info.tier == "row-invariant"
 
         def cache(layers: int) -> KVCache:
             return KVCache(
@@ -65,9 +67,10 @@ class TorchEngine:
         if head is not None:
             hidden = zeros((width, info.context_limit, config.hidden), like.dtype, like.device)
             own = cache(head.contract.layers)
-            self.proposer = Proposer(head, own, hidden, fixed=self._fixed)
-        self._like = torch.empty(0, dtype=like.dtype, device=like.device)
-        self._written = [0] * width
+            self.proposer = Proposer(head, own, hidden, fixed=fixed)
+        # A graph holds one sequence.
+        self.compiled = CompiledStep(trunk, info.context_limit, compile if width == 1 else "off")
+        self.forwards = Forwards(trunk, self.cache, self.compiled, fixed=fixed)
         self._tickets = 0
         self._free = list(range(width))[::-1]
         self._open: list[TorchSlot] = []
@@ -121,23 +124,17 @@ class TorchEngine:
         if sampling.penalised:
             slot.counts = Counts.of(tokens, self._info.vocab_size, self.device)
         self._open.append(slot)
-        self._clear(slot.index)
+        written = self.forwards.begin(slot)
+        if written and self.proposer is not None:
+            self.proposer.cache.clear(slot.index, written + SLACK)
         adopt(slot, cast("Snapshot | None", reuse), self.cache, self.proposer, carry=self.carry)
-        self._written[slot.index] = slot.filled
+        self.forwards.adopted(slot)
         return slot
 
     def _ticket(self) -> int:
         """A number that no other slot of this engine has."""
         self._tickets += 1
         return self._tickets
-
-    def _clear(self, index: int) -> None:
-        """Rows behind a mask are multiplied by 0, which a NaN that was left there would outlive."""
-        if written := self._written[index]:
-            self.cache.clear(index, written + SLACK)
-            if self.proposer is not None:
-                self.proposer.cache.clear(index, written + SLACK)
-        self._written[index] = 0
 
     def _check_prompt(self, tokens: list[int]) -> None:
         if not tokens:
@@ -195,7 +192,7 @@ class TorchEngine:
             slot.close()
         if not self._closed:
             self._closed = True
-            del self.trunk, self.head, self.cache, self.proposer
+            del self.trunk, self.head, self.cache, self.proposer, self.forwards, self.compiled
 
     # Prefill
 
@@ -205,7 +202,7 @@ class TorchEngine:
         target = len(mine.tokens) - 1
         lo, hi = mine.filled, min(target, mine.filled + max(1, min(max_tokens, PREFILL_ROWS)))
         if lo < hi:
-            residual = self._trunk_rows([(mine, mine.tokens[lo:hi], lo)])
+            residual = self.forwards.rows([(mine, mine.tokens[lo:hi], lo)])
             self._keep_hidden([(mine, lo, hi - lo)], residual)
             mine.filled = hi
         # The last pair waits for the first propose, which needs its output.
@@ -282,15 +279,16 @@ class TorchEngine:
             tokens = none if made is None else made.tokens[:depth]
             work.append((slot, made, tokens))
             pieces.append((slot, tokens, slot.filled))
-        residual = self._trunk_rows(
+        compiling = self.compiled.busy
+        step, route = self.forwards.step(
             [(slot, [slot.tokens[-1], tokens], start) for slot, tokens, start in pieces]
         )
-        normed = self.trunk.norm(residual)
-        self._keep_hidden([(s, start, t.shape[0] + 1) for s, t, start in pieces], residual, normed)
-        logits = self.trunk.output(normed)
+        self._keep_hidden(
+            [(s, start, t.shape[0] + 1) for s, t, start in pieces], step.residual, step.normed
+        )
         parts, at = [], 0
         for slot, made, tokens in work:
-            rows = logits[at : at + tokens.shape[0] + 1]
+            rows = step.logits[at : at + tokens.shape[0] + 1]
             at += rows.shape[0]
             q, u = (None, self._uniforms(slot, 0)) if made is None else (made.q, made.u)
             part = judge(rows, slot, tokens, q, u)
@@ -300,13 +298,15 @@ class TorchEngine:
         found = read(parts)
         watch.stop()
         forward = Forward(
-            route=self.route([t.shape[0] + 1 for _, _, t in work]),
+            route=route,
+            compiled_now=compiling,
             draft_ms=None if drafts.watch is None else drafts.watch.ms(),
             verify_ms=watch.ms(),
         )
         outcomes = [outcome(slot, f, forward) for slot, f in zip(slots, found, strict=True)]
         for slot, result in zip(slots, outcomes, strict=True):
             self._commit(slot, result)
+        self.compiled.count_round()
         return outcomes
 
     def _commit(self, slot: TorchSlot, result: Outcome) -> None:
@@ -340,61 +340,34 @@ class TorchEngine:
             self._launch(slots, [f.token for f in current], ahead=1)
         empty = torch.zeros(0, dtype=torch.long, device=self.device)
         found = read([{"peak": f.peak, "best": f.token, "drafts": empty} for f in current])
-        forward = Forward(route=self.route([1] * len(slots)))
+        forward = Forward(route=current[0].route, compiled_now=self.compiled.busy)
         outcomes = [outcome(slot, f, forward) for slot, f in zip(slots, found, strict=True)]
         for slot, result in zip(slots, outcomes, strict=True):
             self._commit(slot, result)
             if result.ended:
                 slot.flight = None
+        self.compiled.count_round()
         return outcomes
 
     def _launch(self, slots: list[TorchSlot], tokens: list[torch.Tensor], *, ahead: int) -> None:
         """Start a plain step of every slot, `ahead` positions past what the host has committed."""
         starts = [s.filled + ahead for s in slots]
-        residual = self._trunk_rows(
+        step, route = self.forwards.step(
             [(s, [t], start) for s, t, start in zip(slots, tokens, starts, strict=True)]
         )
-        normed = self.trunk.norm(residual)
         self._keep_hidden(
-            [(s, at, 1) for s, at in zip(slots, starts, strict=True)], residual, normed
+            [(s, at, 1) for s, at in zip(slots, starts, strict=True)], step.residual, step.normed
         )
-        logits = self.trunk.output(normed)
         for i, slot in enumerate(slots):
-            row = logits[i : i + 1]
+            row = step.logits[i : i + 1]
             peak, token = row.max(dim=-1)
             if not slot.sampling.greedy:
                 u = self._uniforms(slot, 0, ahead)
                 assert u is not None
                 token = draw(distribution(row, slot.sampling), u[:, USE_COMMIT])
-            slot.flight = Flight(token, peak)
+            slot.flight = Flight(token, peak, route)
 
     # Pieces
-
-    def _trunk_rows(
-        self, pieces: Sequence[tuple[TorchSlot, Sequence[int | torch.Tensor], int]]
-    ) -> torch.Tensor:
-        """Run rows (slot, token ids or tensors of them, first position) through the trunk.
-
-        → residual (rows + padding, H); the keys and values are in the cache.
-        """
-        ids: list[torch.Tensor] = []
-        spans: list[tuple[int, int, int]] = []
-        positions: list[int] = []
-        for slot, tokens, start in pieces:
-            host = [t for t in tokens if not isinstance(t, torch.Tensor)]
-            device = [t for t in tokens if isinstance(t, torch.Tensor)]
-            mine = [torch.tensor(host, device=self.device)] if host else []
-            count = len(host) + sum(t.shape[0] for t in device)
-            ids += [*mine, *device]
-            spans.append((slot.index, start, count))
-            self._written[slot.index] = max(self._written[slot.index], start + count)
-            positions += range(start, start + count)
-        return self.trunk.forward(
-            torch.cat(ids),
-            torch.tensor(positions, device=self.device),
-            make_spans(spans, self.trunk.group, self._like, fixed=self._fixed),
-            self.cache,
-        )
 
     def _keep_hidden(
         self,
@@ -438,7 +411,10 @@ class TorchEngine:
             )
 
     def route(self, rows: Sequence[int]) -> Route:
-        return Route("eager")
+        return self.forwards.route(self._open, rows)
 
     def warm(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Nothing is compiled or captured on the eager route."""
+        """Compile the step of one sequence, which serves every number of rows; returns at once where
+        that is switched off, was done, or cannot be done."""
+        if any(len(rows) == 1 for rows in shapes):
+            self.compiled.wait()

@@ -49,8 +49,8 @@ class InspectableEngine(TorchEngine):
     def logits(self, slot: Slot) -> FloatArray:
         (mine,) = self._mine([slot])
         self._check_ready(mine)
-        residual = self._trunk_rows([(mine, mine.tokens[-1:], mine.filled)])
-        out: FloatArray = self.trunk.output(self.trunk.norm(residual))[0].double().cpu().numpy()
+        step, _ = self.forwards.step([(mine, mine.tokens[-1:], mine.filled)])
+        out: FloatArray = step.logits[0].double().cpu().numpy()
         return np.array(out)
 
     def pairs(self, slot: Slot) -> tuple[int, int, int]:

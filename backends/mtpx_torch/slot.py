@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mtpx.reuse import Reuse, Reused
+from mtpx.round import Route
 
 if TYPE_CHECKING:
     import torch
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Flight:
-    """A plain step already launched: its token and its check value, both still on the device."""
+    """A plain step already launched: its token and its check value, both still on the device, and how it ran."""
 
     token: torch.Tensor
     peak: torch.Tensor
+    route: Route
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +34,8 @@ class TorchSlot:
     """`filled` target KV rows are valid; the head's KV holds `head_rows` rows, the last of them of pair
     `head_key` (-1: none). `ticket` stamps the hidden states it writes (`mtpx.carry.StoreRange`).
     `round` counts target forwards that drew tokens. `kept` is what was taken over when it was opened,
-    `carried` the head's part of that, `outcome` what became of it, `carry_ms` the time that took."""
+    `carried` the head's part of that, `outcome` what became of it, `carry_ms` the time that took.
+    `eager`: its rounds stay on the eager route."""
 
     engine: TorchEngine
     index: int
@@ -51,6 +54,7 @@ class TorchSlot:
     head_key: int = -1
     round: int = 0
     flight: Flight | None = None
+    eager: bool = False
     kept: Reuse = Reuse(0)
     carried: CarriedHead | None = None
     outcome: CarryOutcome | None = None
