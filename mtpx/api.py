@@ -27,7 +27,7 @@ from mtpx.backend import Engine, EngineOptions, Slot
 from mtpx.backends import choose_backend
 from mtpx.checkpoint import open_checkpoint
 from mtpx.energy import Meter, find_meter
-from mtpx.errors import PolicyError, PromptError, SamplingError, TraceError
+from mtpx.errors import PackError, PolicyError, PromptError, SamplingError, TraceError
 from mtpx.generation import Generation, Progress, Prompt, Stream
 from mtpx.policy import DepthPolicy, FixedDepth
 from mtpx.policy.learning import Policies
@@ -90,6 +90,7 @@ def load(
     said = resolved.name.encode(errors="replace").decode()
     resolved = replace(resolved, name=said)
     with open_checkpoint(resolved.weights) as checkpoint:
+        _check_family(resolved, checkpoint.config.family)
         tokenizer = load_tokenizer(resolved.weights, checkpoint)
         end_ids = frozenset((*checkpoint.config.end_ids, *tokenizer.end_ids))
     options = EngineOptions(
@@ -389,6 +390,16 @@ def _checked_depth(depth: Depth) -> int | None:
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
         raise PolicyError(f"depth must be a number of drafts, off or auto, got {depth!r}")
     return depth
+
+
+def _check_family(pack: packs.Pack, family: str) -> None:
+    """Raises `PackError` where the manifest promises another architecture than the weights have."""
+    promised = pack.manifest.family if pack.manifest else family
+    if promised != family:
+        raise PackError(
+            f"pack.toml of {pack.name} says its model is of the family {promised!r}, and {pack.weights} "
+            f"holds one of the family {family!r}; correct one of the two"
+        )
 
 
 def _template(tokenizer: Tokenizer) -> ChatTemplate | None:

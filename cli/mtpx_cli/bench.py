@@ -146,6 +146,12 @@ def sampling(command: Callable[..., None]) -> Callable[..., None]:
     help="A learning policy starts every run from nothing, instead of from one snapshot.",
 )
 @click.option(
+    "--turns",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Instead: conversations of N turns, cold, warm without and with the carry, and plain.",
+)
+@click.option(
     "--check",
     type=click.Choice(ANSWERS),
     help="Exit with 0 if this is the verdict, 1 if it is the other, 3 if there is none.",
@@ -180,6 +186,7 @@ def bench(
     null_control: bool,
     looks: int,
     cold: bool,
+    turns: int | None,
     check: str | None,
     trace_path: Path | None,
     html: Path | None,
@@ -195,6 +202,7 @@ def bench(
     mtpx bench --plain-baseline
     mtpx bench smollm2-135m --plain-baseline --depths 1,2 --suite code
     mtpx bench --depths 0,1,2,3,auto
+    mtpx bench --turns 6
 
     Every prompt is decoded in blocks of four runs, plain, MTP, MTP, plain or the other way round. The
     sample size is fixed before the first one. PACK is the last one used unless given. Several arms are
@@ -210,6 +218,29 @@ def bench(
     from mtpx.sampling import Sampling
     from mtpx.trace.page import check_writable
 
+    if turns is not None:
+        from mtpx_cli.bench_turns import bench_turns
+
+        _refuse_beside_turns(ctx)
+        bench_turns(
+            turns,
+            pack,
+            engine,
+            depths=depths,
+            prompts=prompts,
+            suites=suites,
+            files=files,
+            max_tokens=max_tokens,
+            sampled=sampled,
+            seed=seed,
+            trace=trace_path or _default_trace(),
+            as_json=as_json,
+            quiet=quiet,
+            command=ctx.command_path,
+        )
+        if trace_path is None:
+            _prune()
+        return
     arms = _arms(depths, null_control, policy)
     baseline = plain_baseline or null_control or (depths is not None and 0 in depths)
     _refuse_idle_check(check, arms, baseline)
@@ -264,6 +295,25 @@ def _arms(
         asked = tuple(depth for depth in asked if depth != 0) or asked
     arms = [policy_arm(d) if isinstance(d, str) else mtp_arm(d) for d in asked]
     return [*arms, NULL_ARM] if null_control else arms
+
+
+def _refuse_beside_turns(ctx: click.Context) -> None:
+    """Options that shape the other bench and would do nothing in this one."""
+    names = (
+        "plain_baseline",
+        "null_control",
+        "repeats",
+        "looks",
+        "cold",
+        "check",
+        "html",
+        "margin",
+    )
+    for name in (*names, "ignore_eos", "policy"):
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"--turns is a bench of its own, without --{name.replace('_', '-')}."
+            )
 
 
 def _refuse_idle_check(check: str | None, arms: list[Arm], baseline: bool) -> None:
