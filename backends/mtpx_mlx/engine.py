@@ -282,8 +282,8 @@ class MlxEngine:
             slot.flight = None
         if can:
             self._launch(slots, [f.token for f in current], ahead=1)
-        none = mx.zeros((0,), dtype=mx.uint32)
-        found = read([{"peak": f.peak, "best": f.token, "drafts": none} for f in current])
+        # Nothing new may be asked for here: it would queue up behind the step just launched.
+        found = read([{"peak": f.peak, "best": f.token} for f in current])
         forward = Forward(route=self.route([1] * len(slots)))
         outcomes = [outcome(slot, f, forward) for slot, f in zip(slots, found, strict=True)]
         for slot, result in zip(slots, outcomes, strict=True):

@@ -85,7 +85,7 @@ def outcome(slot: MlxSlot, found: Read, forward: Forward) -> Outcome:
             f"the head's logits are not finite at position {len(slot.tokens)} "
             f"(request {slot.request}); decode without it (--depth off)"
         )
-    drafts = found["drafts"].tolist()
+    drafts = found["drafts"].tolist() if "drafts" in found else []
     if "best" in found:
         best = found["best"].tolist()
         accepted = 0
