@@ -73,6 +73,16 @@ def test_depths_0_and_1_are_seeded_two_rounds_each_before_anything_is_judged(mak
     assert [d.excluded for d in decisions if d] == ["resume", "", "transition", ""]
 
 
+def test_while_something_compiles_beside_every_round_drafts_are_made_all_the_same() -> None:
+    """No round's time is a sample then, and waiting for one at depth 0 would decode plain all along."""
+    driver = Driver(AdaptiveDepth(), [10.0, 11.0, 12.0, 13.0])
+    depths = [driver.round(compiled_now=True).depth for _ in range(60)]
+    assert depths[20:] == [1] * 40
+    later = driver.run(60)
+    assert {round.depth for round in later} >= {0, 1, 3}
+    assert later[-1].depth == 3
+
+
 def test_a_head_limit_of_0_is_plain_decode_that_teaches_nothing() -> None:
     driver = Driver(AdaptiveDepth(), [10.0])
     for _ in range(5):

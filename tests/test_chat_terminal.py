@@ -79,7 +79,7 @@ def test_a_person_asks_twice_and_leaves_with_ctrl_d(start: Start) -> None:
 
 
 def test_a_live_line_shows_speed_depth_and_context_and_is_erased(start: Start) -> None:
-    child = start("--max-tokens", "60")
+    child = start("--max-tokens", "60", "--depth", "1")
     shown = ask(child, "Hello")
     assert re.search(r"tok/s, depth 1, \d\.\d\d tokens a round, context \d+ of 256", shown)
     assert shown.count("\x1b7") == shown.count("\x1b8")

@@ -15,8 +15,11 @@ from mtpx.errors import PolicyError
 from mtpx.policy import FixedDepth, store
 from mtpx.policy.adaptive import AdaptiveDepth
 from mtpx.policy.registry import PolicyOptions
+from mtpx.simulate.light import play
+from mtpx.simulate.scenario import Scenario
 from mtpx.trace.reader import read
 from mtpx.trace.schema import BeliefRecord, RequestRecord, Round, RunRecord
+from mtpx_cli.run import speculation
 
 LONG = {"max_tokens": 90, "ignore_eos": True, "temperature": 0.0}
 
@@ -163,3 +166,37 @@ def test_what_is_learned_without_cost_feedback_does_not_replace_what_was_measure
     states = {s.key.policy: s.state for s in store.kept().values() if isinstance(s, store.Saved)}
     assert states["adaptive"]["costs"]
     assert not states["adaptive, configured costs"]["costs"]
+
+
+class Parks(FixedDepth):
+    name = "parks"
+
+    def explain(self) -> dict[str, Any]:
+        return {"parked": "it never pays"}
+
+
+def test_an_answer_in_which_nothing_was_drafted_says_why(tiny_pack: Path) -> None:
+    with mtpx.load(tiny_pack, threads=1) as model:
+        found = model.generate("one two", policy=Parks(0), max_tokens=5)
+        assert found.speculation == "parked by the policy 'parks', it never pays"
+        assert (found.policy, found.mean_depth) == ("parks", 0.0)
+        assert model.generate("one two", policy=Parks(1), max_tokens=5).speculation == "on"
+
+
+def test_the_line_under_an_answer_says_how_deep_the_policy_went_or_why_it_parked(
+    tiny_pack: Path,
+) -> None:
+    with mtpx.load(tiny_pack, threads=1) as model:
+        parked = model.generate("one two", policy=Parks(0), max_tokens=5)
+        drafted = model.generate("one two", policy=Parks(1), max_tokens=30, ignore_eos=True)
+    assert speculation(parked) == "plain: parked by the policy 'parks', it never pays"
+    assert speculation(drafted).startswith("parks: 1.0 drafts a round, accepted ")
+
+
+def test_the_adaptive_policy_says_why_it_parks() -> None:
+    policy = AdaptiveDepth()
+    play(policy, Scenario(acceptance=[0.1], cost_ms={1: [10.0, 20.0]}), rounds=200)
+    assert policy.selected == 0
+    said = policy.explain()["parked"]
+    assert said.startswith("drafts do not pay here: a round at depth 1 takes 2.")
+    assert " times a plain one and gives 1." in said

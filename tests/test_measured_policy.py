@@ -13,7 +13,7 @@ from mtpx.backend import EngineOptions
 from mtpx.decode import Request, decode
 from mtpx.errors import PolicyError
 from mtpx.policy import Batch, DepthPolicy
-from mtpx.policy.calibration import HeadIdentity
+from mtpx.policy.calibration import Calibration, HeadIdentity
 from mtpx.policy.measured import MeasuredPlanner
 from mtpx.policy.planner import Objective, propose_depth
 from mtpx.policy.planner_files import load_planner, save_calibration, save_table
@@ -298,3 +298,35 @@ def test_a_damaged_file_is_told_where_nothing_else_is_there(tmp_path: Path) -> N
         PolicyError, match=r"no cost table .*half|no cost table .*is not a cost table"
     ):
         load_planner(engine.info, folder=tmp_path)
+
+
+def test_it_says_why_nothing_is_drafted() -> None:
+    planner = MeasuredPlanner(CLOSED, by_position(0.5))
+    assert planner.propose(batch([9])) == 0
+    assert planner.explain()["parked"] == (
+        "its cost table expects 57.7 tok/s at depth 1 and 100 of plain decode"
+    )
+    planner.propose(batch([9], contexts=[5000]))
+    assert planner.explain()["parked"] == "there is no cost table for a context this long"
+    assert "parked" not in MeasuredPlanner(WIDE, by_position(0.8)).explain()
+
+
+def test_named_files_are_used_in_place_of_those_in_the_folder(tmp_path: Path) -> None:
+    info = SimulatedEngine().info
+    right = table({1: [10.0, 10.1]}, key=TableKey.of(info, 512))
+    wrong = table({1: [10.0, 10.1]})
+    fitted = by_confidence()
+    mine = Calibration(HeadIdentity.of(info), fitted.priors)
+    theirs = Calibration(HeadIdentity("of another head"), fitted.priors)
+    for name, one in (("right", right), ("wrong", wrong), ("mine", mine), ("theirs", theirs)):
+        one.write(tmp_path / f"{name}.toml")
+    named = {"tables": [tmp_path / "right.toml"], "calibration": tmp_path / "mine.toml"}
+    empty = tmp_path / "none"
+    assert load_planner(info, folder=empty, **named).tables[512] == right  # type: ignore[arg-type]
+    for part, file, said in (
+        ("tables", [tmp_path / "wrong.toml"], "was measured for pack 'pack', not 'simulated"),
+        ("calibration", tmp_path / "theirs.toml", "is of another head"),
+        ("tables", [tmp_path / "none.toml"], "cannot read"),
+    ):
+        with pytest.raises(PolicyError, match=said):
+            load_planner(info, folder=empty, **(named | {part: file}))  # type: ignore[arg-type]

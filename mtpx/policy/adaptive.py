@@ -60,6 +60,9 @@ TRIAL_LOSS = 0.6
 REVIEW = 4
 """Rounds between two selections, unless something happened: a few samples hardly move a belief."""
 
+PATIENCE = 8
+"""Rounds of seeding after which depth 1 comes first: it takes 4 where nothing disturbs."""
+
 ROUTES_EVERY = 16
 """Rounds between two looks at the routes of depths that are not in use."""
 
@@ -102,6 +105,7 @@ class AdaptiveDepth:
         self.trials = 0
         self.lost = 0.0
         self._since = 0
+        self._seeding = 0
         self._rounds = 0
         self._review = 0
         self._reviewed: Group | None = None
@@ -142,10 +146,13 @@ class AdaptiveDepth:
             if not trial.over:
                 return self._decide(trial.depth, trial.reason)
         self._review, self._reviewed = self._rounds + REVIEW, group
-        for depth in (0, 1):
-            if not costs.measured(depth):
-                self._review = 0
-                return self._decide(depth, "seed")
+        unseeded = [depth for depth in (0, 1) if not costs.measured(depth)]
+        if unseeded:
+            self._review = 0
+            self._seeding += 1
+            # What gives no sample at depth 0 (something compiles beside it) teaches acceptance at 1.
+            return self._decide(unseeded[-(self._seeding > PATIENCE)], "seed")
+        self._seeding = 0
         rates, errors = self.seen.rates(self._modes, self._head)
         best = self._best(costs, optimistic_tokens(rates, errors, LEAN), limit)
         if limit < self._head:

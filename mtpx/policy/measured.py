@@ -64,7 +64,7 @@ class MeasuredPlanner:
         self._warn = warn
         self._said: set[str] = set()
         self._choices: dict[tuple[int, int, int], Choice] = {}
-        self._choice = Choice(0, "by_cost", [])
+        self._choice = Choice(0, "", [])
         self._table: CostTable | None = None
         self._greedy: list[bool] = []
         self._decision = Decision()
@@ -149,7 +149,7 @@ class MeasuredPlanner:
     def explain(self) -> dict[str, Any]:
         """What was weighed for the round just chosen, by depth, and why nothing was drafted, if so."""
         choice = self._choice
-        parked = {} if choice.depth or choice.zero == "by_cap" else {"parked": self._why_plain()}
+        parked = {"parked": self._why_plain()} if choice.zero == "by_cost" else {}
         return parked | {
             "depth": choice.depth,
             "zero": choice.zero,
