@@ -25,7 +25,7 @@ import msgspec
 from mtpx import asked, packs
 from mtpx.backend import Engine, EngineOptions, Slot
 from mtpx.backends import choose_backend
-from mtpx.checkpoint import open_checkpoint
+from mtpx.checkpoint import token_source
 from mtpx.energy import Meter, find_meter
 from mtpx.errors import PackError, PolicyError, PromptError, SamplingError, TraceError
 from mtpx.generation import Generation, Progress, Prompt, Stream
@@ -89,10 +89,10 @@ def load(
     # A folder may be called what is no text; the name goes into JSON and traces.
     said = resolved.name.encode(errors="replace").decode()
     resolved = replace(resolved, name=said)
-    with open_checkpoint(resolved.weights) as checkpoint:
-        _check_family(resolved, checkpoint.config.family)
-        tokenizer = load_tokenizer(resolved.weights, checkpoint)
-        end_ids = frozenset((*checkpoint.config.end_ids, *tokenizer.end_ids))
+    source = token_source(resolved.weights)
+    _check_family(resolved, source.config.family)
+    tokenizer = load_tokenizer(resolved.weights, source)
+    end_ids = frozenset((*source.config.end_ids, *tokenizer.end_ids))
     options = EngineOptions(
         device=device,
         threads=threads,

@@ -13,6 +13,7 @@ from mtpx.checkpoint.headers import Announced, Headers, read_config, read_header
 from mtpx.checkpoint.mapped import check_whole, forget
 from mtpx.checkpoint.safetensors import read_safetensors
 from mtpx.checkpoint.tensor import BLOCKS, Kind, Tensor, unpermute_rows
+from mtpx.checkpoint.tokens import TokenSource, token_source
 
 __all__ = [
     "BLOCKS",
@@ -26,6 +27,7 @@ __all__ = [
     "RopeScaling",
     "TargetConfig",
     "Tensor",
+    "TokenSource",
     "check_whole",
     "dequantise",
     "forget",
@@ -34,5 +36,6 @@ __all__ = [
     "read_config",
     "read_headers",
     "read_safetensors",
+    "token_source",
     "unpermute_rows",
 ]

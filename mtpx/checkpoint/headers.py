@@ -47,9 +47,10 @@ class Headers:
         return tuple(dict.fromkeys(name for name in named if isinstance(name, str) and name))
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json as it is. Raises `PackError` when it is absent or no JSON object."""
-    path = folder / CONFIG
+def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
+    """The folder's config.json as it is, or another such file of it. Raises `PackError` when it is
+    absent or no JSON object."""
+    path = folder / name
     try:
         return msgspec.json.decode(read_small(path, CONFIG_LIMIT), type=dict[str, Any])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

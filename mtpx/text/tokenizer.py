@@ -17,7 +17,7 @@ from mtpx.text.gguf_vocab import build
 if TYPE_CHECKING:
     import tokenizers
 
-    from mtpx.checkpoint import Checkpoint
+    from mtpx.checkpoint import TokenSource
 
 FILE_LIMIT = 256 * 2**20
 """Bytes; the largest real tokenizer.json files have some thirty megabytes."""
@@ -121,7 +121,7 @@ class Tokenizer:
         return table
 
 
-def load_tokenizer(path: Path, checkpoint: Checkpoint) -> Tokenizer:
+def load_tokenizer(path: Path, checkpoint: TokenSource) -> Tokenizer:
     """The tokenizer of the checkpoint at `path`: from the folder's tokenizer.json where there is
     one, else from the GGUF file's metadata. A .gguf file named itself comes first, and
     tokenizer.json beside it only where its own vocabulary is of a kind not known here.
@@ -151,7 +151,7 @@ def load_tokenizer(path: Path, checkpoint: Checkpoint) -> Tokenizer:
     return loaded
 
 
-def _from_gguf(checkpoint: Checkpoint, where: str) -> Tokenizer:
+def _from_gguf(checkpoint: TokenSource, where: str) -> Tokenizer:
     metadata, config = checkpoint.metadata, checkpoint.config
     tokenizer = build(metadata, where)
     ids = {
@@ -198,7 +198,7 @@ class _TokenizerConfig(msgspec.Struct):
     pad_token: str | _Token | None = None
 
 
-def _from_folder(folder: Path, checkpoint: Checkpoint) -> Tokenizer:
+def _from_folder(folder: Path, checkpoint: TokenSource) -> Tokenizer:
     tokenizer = _library_tokenizer(folder / "tokenizer.json")
     told = _tokenizer_config(folder / "tokenizer_config.json")
     texts: dict[str, str] = {}
