@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test setup lint types layers unit bench overhead clean
+.PHONY: demo test setup lint types layers unit bench overhead train-head clean
 
 demo: setup
 	$(BIN)/mtpx bench smollm2-135m --plain-baseline
@@ -44,6 +44,9 @@ bench: setup
 
 overhead: setup
 	$(BIN)/python -m mtpx.simulate --overhead
+
+train-head: setup
+	$(BIN)/mtpx head train smollm2-135m --out build/smollm2-135m
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -53,6 +53,17 @@ def suite_prompts() -> list[BenchPrompt]:
     return [prompt for name in suite_names() for prompt in suite(name)]
 
 
+def first_of_each(prompts: Sequence[BenchPrompt], count: int | None) -> list[BenchPrompt]:
+    """The first `count` prompts of every suite, or all."""
+    seen: dict[str, int] = {}
+    chosen = []
+    for prompt in prompts:
+        seen[prompt.suite] = seen.get(prompt.suite, 0) + 1
+        if count is None or seen[prompt.suite] <= count:
+            chosen.append(prompt)
+    return chosen
+
+
 @torch.no_grad()
 def estimated(
     head: DraftHead,
@@ -79,7 +90,7 @@ def measured(
     model: Model,
     prompts: Sequence[BenchPrompt],
     max_tokens: int,
-    report: Callable[[int, int], None],
+    report: Callable[[int], None],
 ) -> dict[str, Counts]:
     """Acceptance per suite, greedy, through the engine at depth 3."""
     found: dict[str, Counts] = {}
@@ -96,7 +107,7 @@ def measured(
         for step, position in enumerate(answer.accepted_per_position):
             counts.reached[step] += position.reached
             counts.accepted[step] += position.accepted
-        report(number + 1, len(prompts))
+        report(number + 1)
     return found
 
 

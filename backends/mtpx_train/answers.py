@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 Messages = list[dict[str, str]]
 
-Report = Callable[[int, int], None]
+Report = Callable[[str, int, int], None]
+"""Told (stage, done, total), as work goes on."""
 
 QUESTION_TEMPERATURES = (0.8, 0.9, 1.0, 1.1)
 MARK = "@@@"
@@ -73,29 +74,38 @@ class AnswerStage:
         total, cycle = 0, 0
         earlier: list[About] = []
         while True:
-            requests = self._requests(cycle, earlier)
+            requests = self._requests(cycle, earlier, report)
             earlier = []
             size = self.plan.wave
             for number, at in enumerate(range(0, len(requests), size)):
                 path = self.folder / f"answers-{cycle:03}-{number:03}.safetensors"
+
+                def tick(more: int, before: int = total) -> None:
+                    report("answers", min(before + more, self.plan.tokens), self.plan.tokens)
+
                 if not path.exists():
-                    self._answer(path, requests[at : at + size], cycle, number)
+                    tick(0)
+                    self._answer(path, requests[at : at + size], cycle, number, tick)
                 about, tokens = read_about(path)
                 earlier += about
                 total += tokens
                 done.append(path)
-                report(min(total, self.plan.tokens), self.plan.tokens)
+                tick(0, total)
                 if total >= self.plan.tokens or enough():
                     return done
             cycle += 1
 
     def _answer(
-        self, path: Path, requests: Sequence[tuple[Prompt, Messages]], cycle: int, number: int
+        self,
+        path: Path,
+        requests: Sequence[tuple[Prompt, Messages]],
+        cycle: int,
+        number: int,
+        tick: Callable[[int], None] = lambda tokens: None,
     ) -> None:
         seed = random.Random(f"{self.plan.seed} answers {cycle} {number}").getrandbits(48)
-        answers = decode_wave(
-            self.trunk, [p for p, _ in requests], self.plan.longest, self.end_ids, seed
-        )
+        prompts = [prompt for prompt, _ in requests]
+        answers = decode_wave(self.trunk, prompts, self.plan.longest, self.end_ids, seed, tick)
         about = []
         for answer, (_, messages) in zip(answers, requests, strict=True):
             text = self.tokenizer.decode(answer.tokens[answer.start :].tolist())
@@ -103,13 +113,15 @@ class AnswerStage:
             about.append(About(answer.kind, answer.greedy, answer.ended, said))
         write_shard(path, answers, about)
 
-    def _requests(self, cycle: int, earlier: Sequence[About]) -> list[tuple[Prompt, Messages]]:
+    def _requests(
+        self, cycle: int, earlier: Sequence[About], report: Report
+    ) -> list[tuple[Prompt, Messages]]:
         """A cycle's prompts, shortest first, with the conversations they end."""
         plan, mixture = self.plan, self.mixture
         rng = random.Random(f"{plan.seed} requests {cycle}")
         wanted = plan.wave * plan.waves
         drawn: list[tuple[str, Messages]] = []
-        drawn += self._own(cycle, round(mixture.own.share * wanted))
+        drawn += self._own(cycle, round(mixture.own.share * wanted), report)
         drawn += self._follow_ups(earlier, round(mixture.follow_up.share * wanted), rng)
         drawn += self._rewritings(earlier, round(mixture.rewriting.share * wanted), rng)
         while len(drawn) < wanted:
@@ -128,14 +140,16 @@ class AnswerStage:
         requests.sort(key=lambda request: len(request[0].tokens))
         return requests
 
-    def _own(self, cycle: int, count: int) -> list[tuple[str, Messages]]:
+    def _own(self, cycle: int, count: int, report: Report) -> list[tuple[str, Messages]]:
         """Questions the model writes into the bare opening of a user turn."""
         texts: dict[str, None] = {}
         # An instruction model may have little to ask: what is missing is made up of templates.
         for wave in range(2 * -(-count // self.plan.wave)):
+            report("questions", min(len(texts), count), count)
             texts |= dict.fromkeys(self._questions(cycle, wave))
             if len(texts) >= count:
                 break
+        report("questions", count, count)
         return [("own", [{"role": "user", "content": text}]) for text in list(texts)[:count]]
 
     def _questions(self, cycle: int, wave: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,9 @@ TOP = 64
 
 COMPACT = 0.8
 """A wave is narrowed when no more than this share of its rows is still running."""
+
+TICK = 8
+"""Steps between two reports."""
 
 LOOP_TOKENS = 24
 """A text whose last tokens are one phrase three times over is cut: loops are easy to draft, and teach
@@ -56,8 +59,10 @@ def decode_wave(
     longest: int,
     end_ids: frozenset[int],
     seed: int,
+    tick: Callable[[int], None] = lambda tokens: None,
 ) -> list[Answer]:
-    """Answer all prompts together, up to `longest` tokens each; `seed` fixes what is drawn.
+    """Answer all prompts together, up to `longest` tokens each; `seed` fixes what is drawn. `tick` is
+    told now and then how many tokens there are.
 
     The hidden state of an answer's last token was never computed; its row is zero.
     """
@@ -105,6 +110,8 @@ def decode_wave(
                 going[i], lengths[row], ended[row] = False, step + 1, ends
         if step + 1 == longest or not going.any():
             break
+        if step % TICK == 0:
+            tick(int(np.minimum(lengths, step + 1).sum()))
         if going.mean() <= COMPACT:
             keep = torch.from_numpy(np.flatnonzero(going)).to(trunk.device)
             cache.keep(keep)

@@ -13,7 +13,7 @@ SLOT = re.compile(r"\{([a-z]+)\}")
 
 
 class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests of one sort. `uses` names the earlier text they need ("passage", "code"), or is ""."""
+    """Requests of one sort; `share` is told against the other kinds'. `uses` names the earlier text they need ("passage", "code"), or is ""."""
 
     name: str
     share: float
@@ -37,7 +37,7 @@ class Systems(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Mixture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """Shares of the answers: `own` questions of the model, `follow_up` turns, `rewriting` of what it
-    wrote, and each `kind`; together they make 1. `systems`: prompts put before some requests."""
+    wrote; the rest is shared out among the kinds. `systems`: prompts put before some requests."""
 
     own: Share
     follow_up: FollowUps

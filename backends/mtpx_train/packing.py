@@ -160,7 +160,7 @@ def _tables(value: object) -> bool:
 
 def _key(key: str) -> str:
     bare = key and all(c.isascii() and (c.isalnum() or c in "_-") for c in key)
-    return key if bare else json.dumps(key)
+    return key if bare else _value(key)
 
 
 def _value(value: object) -> str:

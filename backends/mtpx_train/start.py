@@ -57,6 +57,12 @@ def start_from(trunk: BatchTrunk, answers: Sequence[Answered]) -> Start:
     return Start(trunk.layers[-1], trunk.norm, inverse * gain, fc, scale)
 
 
+def unfitted(trunk: BatchTrunk) -> Start:
+    """A start of the right shapes that foresees nothing."""
+    H = trunk.config.hidden
+    return Start(trunk.layers[-1], trunk.norm, torch.ones(H), torch.zeros(H, 2 * H), 1.0)
+
+
 def away_from_zero(weight: torch.Tensor) -> torch.Tensor:
     """Norm weights that can be divided by."""
     return torch.where(weight.abs() < 0.05, torch.full_like(weight, 0.05).copysign(weight), weight)

@@ -21,6 +21,7 @@ from mtpx.text import ChatTemplate, Tokenizer, load_tokenizer
 from mtpx_train.acceptance import (
     Counts,
     estimated,
+    first_of_each,
     held_out_prompts,
     measured,
     suite_prompts,
@@ -28,13 +29,13 @@ from mtpx_train.acceptance import (
 )
 from mtpx_train.answers import AnswerPlan, AnswerStage
 from mtpx_train.batches import Answered, sequences
-from mtpx_train.fit import Fit, FitPlan, Progress, Vocabulary, most_frequent
+from mtpx_train.fit import CHECKPOINT, Fit, FitPlan, Progress, Vocabulary, most_frequent
 from mtpx_train.generate import Prompt, decode_wave
 from mtpx_train.head import DraftHead, Start
 from mtpx_train.packing import check_out, save_head, write_pack
 from mtpx_train.recipe import Recipe, Workplace
 from mtpx_train.shards import About, Shard, read_shard, write_shard
-from mtpx_train.start import start_from
+from mtpx_train.start import start_from, unfitted
 from mtpx_train.trunk import BatchTrunk
 
 if TYPE_CHECKING:
@@ -84,10 +85,12 @@ def train(
     *,
     device: str = "auto",
     threads: int | None = None,
+    judged: int | None = None,
     stage: Stage,
     offline: bool = False,
 ) -> Outcome:
-    """Train a head for a pack and write the pack with it to `out`.
+    """Train a head for a pack and write the pack with it to `out`. At the end acceptance is measured
+    over the prompts written by hand and every bench suite, or `judged` prompts of each.
 
     Raises `MtpxError` for what cannot be trained or written, before anything is computed where it can
     be known then.
@@ -116,7 +119,7 @@ def train(
         with torch.inference_mode():
             trunk = BatchTrunk(checkpoint, dtype, where, _room(config.context))
         work_ = _Training(place, recipe, trunk, tokenizer, checkpoint, pack, stage)
-        return work_.run(out, device)
+        return work_.run(out, device, judged)
 
 
 class _Training:
@@ -138,7 +141,7 @@ class _Training:
         self.template = ChatTemplate(tokenizer.chat_template, tokenizer.special_texts)
         self.end_ids = frozenset((*checkpoint.config.end_ids, *tokenizer.end_ids))
 
-    def run(self, out: Path, device: str) -> Outcome:
+    def run(self, out: Path, device: str, judged: int | None) -> Outcome:
         held_out = self._held_out()
         answers, kinds = self._answers()
         if not answers:
@@ -171,7 +174,7 @@ class _Training:
             }
         }
         write_pack(out, self.pack, self.checkpoint, evidence)
-        self._measure(out, device, outcome)
+        self._measure(out, device, judged, outcome)
         evidence["acceptance"] = {
             "how": f"greedy, {HELD_OUT_TOKENS} tokens a prompt, depth 3, given that the positions "
             "before were accepted",
@@ -220,9 +223,7 @@ class _Training:
             self.trunk, self.tokenizer, self.template, self.end_ids, plan, self.place.answers
         )
         clock = Clock(self.place.answers / "seconds", recipe.minutes, ANSWERS_SHARE)
-        files = maker.run(
-            lambda done, total: self.stage("answers", done, total, "tokens"), clock.over
-        )
+        files = maker.run(lambda stage, done, total: self.stage(stage, done, total, ""), clock.over)
         shards: list[Shard] = [read_shard(path) for path in files]
         kinds: dict[str, int] = {}
         for about in (a for shard in shards for a in shard.about):
@@ -230,6 +231,8 @@ class _Training:
         return [s for shard in shards for s in sequences(shard)], dict(sorted(kinds.items()))
 
     def _start(self, answers: list[Answered]) -> Start:
+        if (self.place.fit / CHECKPOINT).exists():
+            return unfitted(self.trunk)  # its weights are about to be replaced
         self.stage("start", 0, 1, "")
         spread = max(1, len(answers) // START_ANSWERS)
         start = start_from(self.trunk, answers[::spread][:START_ANSWERS])
@@ -276,29 +279,31 @@ class _Training:
         outcome.curve = fit.progress.curve
         return head, fit.progress
 
-    def _measure(self, out: Path, device: str, outcome: Outcome) -> None:
+    def _measure(self, out: Path, device: str, judged: int | None, outcome: Outcome) -> None:
         """Through the engine: what a person will get."""
         from mtpx.api import load
 
-        by_hand = held_out_prompts()
-        prompts = by_hand + suite_prompts()
-        with load(out, backend="torch", device=device, offline=True) as model:
+        # A few hundred short answers: a compiler would take longer than it saves.
+        eager = {"compile": "off"}
+        with load(out, backend="torch", device=device, offline=True, extra=eager) as model:
             room = model.engine.info.context_limit - HELD_OUT_TOKENS
-            fits = [p for p in prompts if len(model.encode(p.content)) <= room]
-            mine = [p for p in fits if p in by_hand]
-            suites = [p for p in fits if p not in by_hand]
-            found = measured(
-                model,
-                mine,
-                HELD_OUT_TOKENS,
-                lambda done, _: self.stage("measuring", done, len(fits), "prompts"),
-            )
+
+            def chosen(prompts: list[BenchPrompt]) -> list[BenchPrompt]:
+                return first_of_each(
+                    [p for p in prompts if len(model.encode(p.content)) <= room], judged
+                )
+
+            by_hand, suites = chosen(held_out_prompts()), chosen(suite_prompts())
+            total = len(by_hand) + len(suites)
+
+            def report(done: int) -> None:
+                self.stage("measuring", done, total, "")
+
+            report(0)
+            found = measured(model, by_hand, HELD_OUT_TOKENS, report)
             outcome.held_out = together(found).rates
             found = measured(
-                model,
-                suites,
-                HELD_OUT_TOKENS,
-                lambda done, _: self.stage("measuring", len(mine) + done, len(fits), "prompts"),
+                model, suites, HELD_OUT_TOKENS, lambda done: report(len(by_hand) + done)
             )
             outcome.suites = {name: counts.rates for name, counts in sorted(found.items())}
 

@@ -68,13 +68,19 @@ def head() -> None:
 @click.option(
     "--rate",
     type=click.FloatRange(1e-7, 1.0),
-    default=4e-4,
+    default=1.5e-3,
     show_default=True,
     help="Peak learning rate.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**31), default=1, show_default=True)
 @click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1, …")
 @click.option("--threads", type=click.IntRange(min=1), help="Host threads to compute with.")
+@click.option(
+    "--judge",
+    "judged",
+    type=click.IntRange(min=1),
+    help="Prompts of every suite to measure acceptance over.  [default: all]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, on one line.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
 def train(
@@ -89,6 +95,7 @@ def train(
     seed: int,
     device: str,
     threads: int | None,
+    judged: int | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -111,14 +118,25 @@ def train(
         rate=rate,
         seed=seed,
     )
-    with stages(quiet) as stage:
-        outcome = training.train(
-            pack, out, work, recipe, device=device, threads=threads, stage=stage
-        )
+    try:
+        with stages(quiet) as stage:
+            outcome = training.train(
+                pack,
+                out,
+                work,
+                recipe,
+                device=device,
+                threads=threads,
+                judged=judged,
+                stage=stage,
+            )
+    except KeyboardInterrupt:
+        note("Stopped; the same command goes on from where this was.")
+        raise
     if as_json:
         import msgspec
 
-        say(msgspec.json.encode(outcome).decode())
+        say(msgspec.json.encode(outcome, enc_hook=str).decode())
         return
     _show(outcome)
     if not quiet:
