@@ -22,7 +22,7 @@ from typing import Any, Literal, Self, cast
 
 import msgspec
 
-from mtpx import asked, packs
+from mtpx import asked, bare, packs
 from mtpx.backend import Engine, EngineOptions, Slot
 from mtpx.backends import choose_backend
 from mtpx.checkpoint import token_source
@@ -83,8 +83,7 @@ def load(
     """
     name = packs.default_name() if pack is None else pack
     chosen_policy = PolicyOptions(policy) if isinstance(policy, str) else policy
-    packs.find(name)
-    chosen = choose_backend(backend, device)
+    chosen = choose_backend(backend, device, bare.model_types(packs.find(name)))
     resolved = packs.resolve(name, progress=progress, offline=offline)
     # A folder may be called what is no text; the name goes into JSON and traces.
     said = resolved.name.encode(errors="replace").decode()

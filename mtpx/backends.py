@@ -8,6 +8,7 @@ from contextlib import suppress
 from importlib import metadata
 
 from mtpx.backend import Backend
+from mtpx.checkpoint.config import FAMILIES
 from mtpx.errors import BackendError
 
 GROUP = "mtpx.backends"
@@ -37,14 +38,18 @@ def get_backend(name: str) -> Backend:
     raise BackendError(f"there is no backend {name!r}; installed: {known}")
 
 
-def choose_backend(name: str, device: str) -> Backend:
-    """The backend asked for, or with "auto" the first one that can run on `device` here.
+def choose_backend(name: str, device: str, model_types: Sequence[str] = ()) -> Backend:
+    """The backend asked for, or with "auto" the first one that can run on `device` here; of those, one
+    that says it reads these architectures comes first where the core does not know them.
 
     Raises `BackendError` with every backend's own reason when none can.
     """
     if name != "auto" and name not in backend_names():
         return get_backend(name)
     names = backend_names() if name == "auto" else [name]
+    if name == "auto" and model_types and not set(model_types) & set(FAMILIES):
+        able = readers(model_types)
+        names = sorted(names, key=lambda candidate: candidate not in able)
     reasons = {}
     for candidate in names:
         try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mtpx.backends import readers
-from mtpx.checkpoint import Headers, open_checkpoint, read_headers
+from mtpx.checkpoint import Headers, open_checkpoint, read_config, read_headers
 from mtpx.errors import MtpxError, PackError
 from mtpx.heads import (
     HeadContract,
@@ -23,6 +23,9 @@ from mtpx.heads import (
     require_wired,
     sizes_from_config,
 )
+
+if TYPE_CHECKING:
+    from mtpx.packs import Entry
 
 Kind = Literal["verified", "unverified", "plain only", "refused"]
 """What weights are good for: they run as promised; they run with their head and nobody promised
@@ -79,6 +82,18 @@ def head_of(folder: Path) -> HeadContract | None:
     if found is None or not found.family.wired or found.contract.layers != 1:
         return None
     return found.contract
+
+
+def model_types(found: Entry | Path) -> tuple[str, ...]:
+    """What a pack's model is called: by its manifest, or by the config.json of bare weights; nothing
+    where neither tells."""
+    if not isinstance(found, Path):
+        return (found.manifest.family,)
+    try:
+        config = read_config(found)
+    except PackError:
+        return ()
+    return Headers(found, config, {}).model_types
 
 
 def check_head(headers: Headers, found: Recognised) -> None:

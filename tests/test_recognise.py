@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from mtpx import bare, packs
+from mtpx import backends, bare, packs
+from mtpx.backend import Probe
 from mtpx.errors import PackError
 from mtpx.heads import (
     FAMILIES,
@@ -307,3 +309,27 @@ def test_the_final_norm_is_held_against_the_trunks_final_norm() -> None:
     stored = np.random.default_rng(0).normal(1.4, 0.1, 200)
     assert stored_offset(stored, NORMS, "mtp.norm.weight") == 1
     assert stored_offset(stored + 1, NORMS, "mtp.norm.weight") == 0
+
+
+# which backend
+
+
+def test_an_architecture_the_core_does_not_know_goes_to_the_backend_that_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "m", QWEN, TRUNK)
+    able = SimpleNamespace(probe=lambda device: Probe(True), reads=lambda kind: kind == "qwen3_5")
+    other = SimpleNamespace(probe=lambda device: Probe(True))
+    made = {"first": other, "second": able}
+    monkeypatch.setattr(backends, "backend_names", lambda: list(made))
+    monkeypatch.setattr(backends, "get_backend", made.__getitem__)
+    assert backends.choose_backend("auto", "auto", bare.model_types(folder)) is able
+    assert backends.choose_backend("auto", "auto", ("llama",)) is other
+    assert backends.choose_backend("auto", "auto", ("mystery",)) is other
+    assert backends.choose_backend("first", "auto", ("qwen3_5",)) is other
+
+
+def test_a_folder_that_tells_nothing_has_no_architecture(tmp_path: Path) -> None:
+    assert bare.model_types(tmp_path) == ()
+    (tmp_path / "config.json").write_text("[]")
+    assert bare.model_types(tmp_path) == ()
