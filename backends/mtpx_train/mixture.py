@@ -13,7 +13,8 @@ SLOT = re.compile(r"\{([a-z]+)\}")
 
 
 class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests of one sort; `share` is told against the other kinds'. `uses` names the earlier text they need ("passage", "code"), or is ""."""
+    """Requests of one sort; `share` is told against the other kinds'. `uses` names the earlier text
+    they need ("passage", "code"), or is ""."""
 
     name: str
     share: float
