@@ -226,7 +226,8 @@ def _bars() -> Iterator[Stage]:
 
     def stage(name: str, done: int, total: int, remark: str) -> None:
         if name not in tasks:
-            tasks[name] = bar.add_task(name, total=total, remark="")
+            # Begun where it was left: what was there before says nothing about the pace.
+            tasks[name] = bar.add_task(name, total=total, completed=done, remark="")
         bar.update(tasks[name], completed=done, total=total, remark=remark)
 
     with bar:
