@@ -93,7 +93,7 @@ def test_json_is_one_line_with_every_figure(mtpx: Command, pack: Any) -> None:
     assert done.out.count("\n") == 1
     found = json.loads(done.out)
     fields = set(Generation.__struct_fields__)
-    assert found.keys() | {"looped", "energy_j"} == fields
+    assert found.keys() | {"looped", "energy_j", "reused"} == fields
     assert (found["tokens"], found["stop"], found["depth"]) == (8, "length", 2)
     assert len(found["logprobs"]) == found["tokens"] == len(found["token_ids"])
 

@@ -93,7 +93,7 @@ def run(
       depth, policy            as asked for; what chose the depths
       mean_depth, speculation  drafts verified a round; on, or why nothing was drafted
       energy_j                 joules of all rounds, where there is a meter
-      pack, backend, device, seed, sampling, looped, logprobs
+      pack, backend, device, seed, sampling, looped, logprobs, reused
 
     \b
     Exit status: 0 done, 2 it cannot be done as asked (one sentence on stderr),
