@@ -96,8 +96,10 @@ def load_head(contract: HeadContract, path: Path, target: Target, dtype: mx.Dtyp
     embedding = parts.embedding
     if not contract.shared_embedding:
         embedding = weights[name("embedding")].__getitem__
-    fc = nn.Linear(2 * sizes.hidden, sizes.hidden, bias=False)
-    fill_layer(fc, _under(name("fc").removesuffix("weight"), weights), str(path))
+    joint = name("fc").removesuffix("weight")
+    holder = nn.Module()  # a packed layer takes the plain one's place in what holds it
+    holder.fc = nn.Linear(2 * sizes.hidden, sizes.hidden, bias=False)
+    fill_layer(holder, {f"fc.{n}": w for n, w in _under(joint, weights).items()}, str(path))
     # Where a layer's tensors have no prefix of their own, those of other roles lie among them.
     outside = [name(role).removesuffix("weight") for role in contract.tensors if role != "layer"]
     own = {n: w for n, w in weights.items() if not n.startswith(tuple(outside))}
@@ -107,7 +109,7 @@ def load_head(contract: HeadContract, path: Path, target: Target, dtype: mx.Dtyp
         embedding,
         norm("norm_embedding"),
         norm("norm_hidden"),
-        fc,
+        holder.fc,
         make_block(contract, sizes, eps, block, model, str(path)),
         norm("norm"),
         _output(contract, parts, lambda role: weights[name(role)], draft_vocab),
