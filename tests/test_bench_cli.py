@@ -391,7 +391,8 @@ def test_a_policys_cuts_are_compared_with_the_same_policy_without(run: Run) -> N
     line = next(
         line for line in result.stdout.splitlines() if line.strip().startswith("auto  auto-nocuts")
     )
-    assert line.split()[-1] == "6"
+    assert line.split()[2] == "chat"
+    assert line.split()[-1] == "3"
 
 
 def test_policy_names_what_auto_is(run: Run) -> None:

@@ -181,7 +181,7 @@ def test_a_trace_of_a_run_is_one_the_report_reads(mtpx: Command, pack: Any, tmp_
         ({}, "8 tokens; 123 tok/s; first token 20.0 ms; depth 2, accepted 0.75 –"),
         ({"tokens": 1, "tok_s": None}, "1 token; first token 20.0 ms; depth 2, accepted 0.75 –"),
         ({"tokens": 0, "ttft_ms": None, "tok_s": None, "accepted_per_position": []},
-         "0 tokens; depth 2, accepted –"),
+         "0 tokens; nothing was drafted"),
         ({"tok_s": 0.0123, "ttft_ms": 12345.0, "speculation": "no head"},
          "8 tokens; 0.012 tok/s; first token 12.35 s; plain: no head"),
         ({"stop": "context", "speculation": "x", "looped": True, "tok_s": None, "ttft_ms": 0.01},

@@ -110,7 +110,7 @@ def test_bare_weights_have_nothing_to_be_verified_against(tiny_pack: Path) -> No
 
 
 def test_doctor_decodes_a_few_tokens_and_says_how(mtpx: Command, tiny_pack: Path) -> None:
-    done = mtpx("doctor", str(tiny_pack), "--json")
+    done = mtpx("doctor", str(tiny_pack), "--json", "--depth", "1")
     found = json.loads(done.out)
     assert done.status == 0
     running = found["running"]
@@ -119,6 +119,23 @@ def test_doctor_decodes_a_few_tokens_and_says_how(mtpx: Command, tiny_pack: Path
     assert 0 <= running["accepted"] <= running["judged"]
     assert found["pack"]["fits"] is True
     assert found["machine"]["cores"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "adaptive: it chooses the depth, up to "),
+        (("--policy", "ollama"), "ollama: it chooses the depth, up to "),
+        (("--depth", "2"), "fixed: depth 2"),
+        (("--depth", "off"), "none: plain decode"),
+    ],
+)
+def test_doctor_says_which_policy_would_be_used(
+    mtpx: Command, tiny_pack: Path, options: tuple[str, ...], said: str
+) -> None:
+    out = mtpx("doctor", str(tiny_pack), *options).out
+    (line,) = [line for line in out.splitlines() if line.startswith("policy")]
+    assert line.split(None, 1)[1].startswith(said)
 
 
 def test_doctor_says_why_speculation_does_not_run(mtpx: Command, tiny_pack: Path) -> None:
