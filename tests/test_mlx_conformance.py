@@ -1,4 +1,4 @@
-"""The conformance kit on the MLX backend, CPU build: small random models with a head."""
+"""The conformance kit on the MLX backend, on Metal or the CPU build: small random models with a head."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def subject(pack: Pack, **changes: Any) -> Subject:
     def load(options: EngineOptions) -> InspectableEngine:
-        asked = EngineOptions(
-            device="cpu", max_width=options.max_width, pipeline=options.pipeline, context=512
-        )
+        asked = EngineOptions(max_width=options.max_width, pipeline=options.pipeline, context=512)
         return InspectableEngine.of(MlxBackend().load(pack, asked))
 
     return Subject(pack.name, load, PROMPTS, tolerance=1e-3, **changes)

@@ -37,11 +37,6 @@ logits = st.lists(st.sampled_from([-2.0, -1.0, 0.0, 0.5, 1.0, 3.0]), min_size=VO
 uniform = st.integers(0, 63).map(lambda k: (2 * k + 1) / 128)
 
 
-@pytest.fixture(autouse=True)
-def _on_the_cpu() -> None:
-    mx.set_default_device(mx.cpu)
-
-
 def on_device(
     rows: list[list[float]], how: Sampling, history: History, drafts: list[int]
 ) -> np.ndarray:

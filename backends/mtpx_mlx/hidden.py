@@ -20,18 +20,18 @@ class HiddenRows:
 
     def write(self, start: int, values: mx.array) -> None:
         """Put values (n, H) at positions start..start+n-1. A write that leaves a gap starts anew."""
-        lo, hi = merge_interval(self.lo, self.hi, start, values.shape[0])
-        if lo < self._base or lo != self.lo or self.rows is None:
-            self.rows, self._base = None, lo
-        at = start - self._base
-        end = at + values.shape[0]
-        held = 0 if self.rows is None else self.rows.shape[0]
-        if end > held:
-            more = mx.zeros(((end - held + STEP - 1) // STEP * STEP, values.shape[1]), values.dtype)
-            self.rows = more if self.rows is None else mx.concatenate([self.rows, more])
-        assert self.rows is not None
-        self.rows[at:end] = values
-        self.lo, self.hi = lo, hi
+        end = start + values.shape[0]
+        joined = self.lo < self.hi and start <= self.hi and end >= self.lo
+        if self.rows is None or not joined:
+            self.rows, self._base = _room(values, values.shape[0]), start
+        elif start < self._base:
+            self.rows = mx.concatenate([_room(values, self._base - start, step=1), self.rows])
+            self._base = start
+        short = end - self._base - self.rows.shape[0]
+        if short > 0:
+            self.rows = mx.concatenate([self.rows, _room(values, short)])
+        self.rows[start - self._base : end - self._base] = values
+        self.lo, self.hi = merge_interval(self.lo, self.hi, start, values.shape[0])
 
     def read(self, start: int, end: int) -> mx.array:
         """(end - start, H); lo ≤ start, end ≤ hi."""
@@ -50,3 +50,8 @@ class HiddenRows:
             twin.lo, twin.hi, twin._base = self.lo, hi, self.lo
             twin.rows = self.read(self.lo, hi)
         return twin
+
+
+def _room(like: mx.array, rows: int, step: int = STEP) -> mx.array:
+    """At least `rows` further rows, in whole steps."""
+    return mx.zeros(((rows + step - 1) // step * step, like.shape[1]), like.dtype)

@@ -107,7 +107,14 @@ class WindowLayer:
             return
         cache._idx -= over
         cache.offset = positions
-        cache.keys, cache.values = (a[..., : cache._idx, :] for a in (cache.keys, cache.values))
+        # One row less than the window is left when a whole forward is taken back: the next single row
+        # is written over the oldest, so there has to be one to overwrite.
+        short = max(0, min(positions, cache.max_size) - cache._idx)
+        cache.keys, cache.values = (
+            mx.pad(a[..., : cache._idx, :], [(0, 0), (0, 0), (short, 0), (0, 0)])
+            for a in (cache.keys, cache.values)
+        )
+        cache._idx += short
 
     def reach(self, positions: int) -> int:
         if positions >= self.cache.offset:
