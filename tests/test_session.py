@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import mtpx
+from mtpx.carry import Adopted
 from mtpx.errors import PromptError
 from mtpx.session import Reply, Session, Turn
 
@@ -52,19 +53,11 @@ def test_what_the_turn_before_computed_is_not_computed_again(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(session, "A question of some length to begin with, so that there is something to keep")
-    rows = []
-    engine = type(session.model.engine)
-    real = engine._trunk_rows  # type: ignore[attr-defined]
-
-    def counted(self: Any, pieces: Any) -> Any:
-        rows.append(sum(len(tokens) for _, tokens, _ in pieces))
-        return real(self, pieces)
-
-    monkeypatch.setattr(engine, "_trunk_rows", counted)
-    reply = session.ask("And?", **GREEDY)
-    next(iter(reply))
-    reply.close()
-    assert 0 < rows[0] < reply.result.prompt_tokens / 2
+    told: list[tuple[int, int]] = []
+    result = ask(session, "And?", on_prefill=lambda done, total: told.append((done, total))).result
+    assert result.reused is not None
+    assert result.prompt_tokens / 2 < result.reused.tokens < result.prompt_tokens
+    assert told == [(result.prompt_tokens, result.prompt_tokens)]
 
 
 def test_an_answer_that_is_broken_off_stays_as_far_as_it_came(session: Session) -> None:
@@ -157,3 +150,53 @@ def test_reset_forgets_the_turns_and_keeps_the_system_prompt(session: Session) -
     ask(session, "Hello")
     session.reset()
     assert (session.turns, session.system, session.used) == ([], "Be kind", 0)
+
+
+# Templates that rewrite history
+
+REWRITES = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' %}{{ m['content'].split('e')[-1] }}"
+    "{% else %}{{ m['content'] }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Leaves the beginning of earlier answers out, as templates of thinking models leave out the thinking."""
+
+
+def test_a_template_that_rewrites_earlier_answers_keeps_what_is_before_them(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = session.model
+    assert model.template is not None
+    monkeypatch.setattr(
+        model, "template", type(model.template)(REWRITES, model.tokenizer.special_texts)
+    )
+    question = "A question of some length to begin with, so that there is something to keep"
+    first = ask(session, question, max_tokens=24).result
+    second = ask(session, "And?").result
+    assert second.reused is not None
+    shared = len(model.encode(session.messages([], question))) - 1
+    assert shared <= second.reused.tokens < shared + first.tokens
+    assert second.reused.why.startswith("the prompt leaves the earlier one at token ")
+    told = session.messages(session.turns[:1], "And?")
+    assert second.token_ids == model.generate(told, **GREEDY).token_ids
+
+
+def test_undo_goes_back_to_what_was_computed_before(session: Session) -> None:
+    question = "A question of some length to begin with, so that there is something to keep"
+    ask(session, question)
+    ask(session, "And?")
+    session.undo()
+    result = ask(session, "Or else?").result
+    assert result.reused is not None
+    assert result.reused.tokens >= len(session.model.encode(session.messages([], question))) - 1
+    assert isinstance(result.reused.carry, Adopted)
+
+
+def test_a_session_logs_what_it_stores_and_adopts(model: mtpx.Model) -> None:
+    said: list[str] = []
+    session = Session(model, log=said.append)
+    ask(session, "Hello")
+    ask(session, "And?")
+    assert ["adopts" in line for line in said] == [True, False, True, False]
+    assert "rows of the head up to pair" in said[1]

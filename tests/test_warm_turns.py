@@ -20,6 +20,7 @@ from mtpx.testing.drive import compare_texts, drafted_steps, opened, plain_steps
 
 CONVERSATIONS, TURNS = 20, 6
 OPTIONS = EngineOptions(device="cpu", context=512)
+EAGER = EngineOptions(device="cpu", context=512, extra={"compile": "off"})
 VOCABULARY = 48
 
 Kind = Callable[[Path], Engine]
@@ -29,7 +30,7 @@ def torch_llama(folder: Path) -> Engine:
     from mtpx_torch import TorchBackend
     from mtpx_torch.inspect import InspectableEngine
 
-    return InspectableEngine.of(TorchBackend().load(make_pack(folder), OPTIONS))
+    return InspectableEngine.of(TorchBackend().load(make_pack(folder), EAGER))
 
 
 def mlx_llama(folder: Path) -> Engine:
