@@ -29,7 +29,7 @@ from mtpx.errors import PolicyError
 from mtpx.policy.acceptance import expected_tokens, optimistic_tokens
 from mtpx.policy.cost import MeasuredCosts, interpolate
 from mtpx.policy.cutting import Cutting
-from mtpx.policy.experience import MODES, Experience, Group
+from mtpx.policy.experience import MODES, Experience, Group, why_parked
 from mtpx.policy.gate import Gate
 from mtpx.policy.trial import Trial, choose
 from mtpx.round import Decision, Round
@@ -353,7 +353,7 @@ class AdaptiveDepth:
             width = self._group[0]
             out["tokens_per_s"] = {str(d): 1000.0 * width * n / ms for d, ms, n in priced}
             if not self.selected:
-                out["parked"] = _parked(priced)
+                out["parked"] = why_parked(priced)
         return out
 
     def parameters(self) -> dict[str, Any]:
@@ -395,16 +395,3 @@ class AdaptiveDepth:
         if not sane:
             raise PolicyError("the stored state of the policy 'adaptive' leaves its range")
         self.__dict__.update(fresh.__dict__)
-
-
-def _parked(priced: Sequence[tuple[int, float, float]]) -> str:
-    """Why nothing is drafted, from (depth, ms, tokens) of a round, plain decode's first."""
-    drafting = [one for one in priced if one[0]]
-    if not drafting or priced[0][0]:
-        return "rounds with drafts have not been timed yet"
-    _, plain_ms, _ = priced[0]
-    depth, ms, tokens = max(drafting, key=lambda one: one[2] / one[1])
-    return (
-        f"drafts do not pay here: a round at depth {depth} takes {ms / plain_ms:.2f} times a plain one "
-        f"and gives {tokens:.2f} tokens"
-    )

@@ -143,5 +143,18 @@ class Experience:
                 self.costs_of((width, drafting)).restore(costs)
 
 
+def why_parked(priced: Sequence[tuple[int, float, float]]) -> str:
+    """Why nothing is drafted, from (depth, ms, tokens) of a round, plain decode's first."""
+    drafting = [one for one in priced if one[0]]
+    if not drafting or priced[0][0]:
+        return "rounds with drafts have not been timed yet"
+    _, plain_ms, _ = priced[0]
+    depth, ms, tokens = max(drafting, key=lambda one: one[2] / one[1])
+    return (
+        f"drafts do not pay here: a round at depth {depth} takes {ms / plain_ms:.2f} times a plain one "
+        f"and gives {tokens:.2f} tokens"
+    )
+
+
 def _key(group: Group) -> str:
     return f"{group[0]}/{group[1]}"
