@@ -86,6 +86,8 @@ class DeltaMixer(nn.Module):
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.layer = layer
+        delta = light("models.gated_delta")
+        self._normalised, self._recurrence = delta.normalize_qk, delta.gated_delta_update
 
     def __call__(self, x: mx.array, mask: Any = None, cache: DeltaCache | None = None) -> mx.array:
         """x (1, n, H) → (1, n, H)."""
@@ -95,7 +97,7 @@ class DeltaMixer(nn.Module):
         held = self._standing(cache, x.dtype)
         inputs, z, a, b = self._projected(x)
         q, k, v = self._convolved(mx.concatenate([held.window, inputs], axis=1))
-        out, state = _update(layer, q, k, v, a, b, held.state)
+        out, state = self._update(q, k, v, a, b, held.state)
         after = Held(_slid(held.window, inputs), state)
         if n <= REPLAYED_ROWS:
             cache.before, cache.rows = held, Ran(inputs, k, v, a, b)
@@ -114,7 +116,7 @@ class DeltaMixer(nn.Module):
         if r == cache.rows.inputs.shape[1] and cache.after is not None:
             return cache.after
         inputs, k, v, a, b = (part[:, :r] for part in cache.rows)
-        _, state = _update(layer, k, k, v, a, b, cache.before.state)
+        _, state = self._update(k, k, v, a, b, cache.before.state)
         return Held(_slid(cache.before.window, inputs), state)
 
     def _projected(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
@@ -136,10 +138,21 @@ class DeltaMixer(nn.Module):
         q = out[..., :keys].reshape(1, n, layer.num_k_heads, layer.head_k_dim)
         k = out[..., keys : 2 * keys].reshape(q.shape)
         v = out[..., 2 * keys :].reshape(1, n, layer.num_v_heads, layer.head_v_dim)
-        normalised = light("models.gated_delta").normalize_qk(
-            q, k, inv_scale=layer.head_k_dim**-0.5, eps=1e-6
-        )
-        return *normalised, v
+        return *self._normalised(q, k, inv_scale=layer.head_k_dim**-0.5, eps=1e-6), v
+
+    def _update(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        a: mx.array,
+        b: mx.array,
+        state: mx.array | None,
+    ) -> tuple[mx.array, mx.array]:
+        """mlx-lm's recurrence over the rows, its Metal kernel where there is one. → (outputs, S)."""
+        layer = self.layer
+        out, after = self._recurrence(q, k, v, a, b, layer.A_log, layer.dt_bias, state)
+        return out, after
 
 
 class DeltaLayer:
@@ -185,21 +198,6 @@ def replayable_caches(model: Any, caches: list[Any]) -> list[Any]:
         DeltaCache() if isinstance(getattr(layer, "linear_attn", None), DeltaMixer) else cache
         for layer, cache in zip(model.layers, caches, strict=True)
     ]
-
-
-def _update(
-    layer: Any,
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    a: mx.array,
-    b: mx.array,
-    state: mx.array | None,
-) -> tuple[mx.array, mx.array]:
-    """mlx-lm's recurrence over the rows, its Metal kernel where there is one. → (outputs, S)."""
-    update = light("models.gated_delta").gated_delta_update
-    out, after = update(q, k, v, a, b, layer.A_log, layer.dt_bias, state)
-    return out, after
 
 
 def _slid(window: mx.array, inputs: mx.array) -> mx.array:
