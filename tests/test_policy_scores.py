@@ -18,6 +18,7 @@ from mtpx.policy.adaptive import AdaptiveDepth
 from mtpx.policy.ollama import OllamaDepth
 from mtpx.sampling import Sampling
 from mtpx.simulate import Change, SimulatedEngine
+from mtpx.simulate.drawn import drawn
 from mtpx.simulate.light import play
 from mtpx.simulate.recorded import recorded
 from mtpx.simulate.scenario import Scenario, load_scenarios, reference, shipped
@@ -213,3 +214,24 @@ def test_compare_takes_a_trace_and_a_users_policy_as_json(tmp_path: Path) -> Non
 def test_compare_refuses_what_is_not_there(arguments: list[str]) -> None:
     shown = CliRunner().invoke(command, ["compare", *arguments])
     assert isinstance(shown.exception, MtpxError)
+
+
+def test_random_regimes_are_the_same_for_the_same_seed_and_can_be_played() -> None:
+    first, again = list(drawn(12, seed=3)), list(drawn(12, seed=3))
+    assert first == again
+    assert first != list(drawn(12, seed=4))
+    assert {s.name.split(": ")[1] for s in first} > {"wall", "flat"}
+    for scenario in first:
+        assert play(AdaptiveDepth(), scenario, rounds=40).tokens.sum() >= 40
+
+
+@pytest.mark.parametrize("count", [0, -1, 10_001])
+def test_a_count_of_random_regimes_that_is_none_is_refused(count: int) -> None:
+    with pytest.raises(PolicyError, match="1 to 10000 regimes"):
+        list(drawn(count))
+
+
+def test_where_nobody_chose_the_regime_the_policy_is_near_the_best_depth_all_the_same() -> None:
+    shares = [score(AdaptiveDepth, s, rounds=1500, seeds=2).static for s in drawn(8)]
+    assert min(shares) > 0.95
+    assert float(np.mean(shares)) > 0.975

@@ -19,7 +19,11 @@ BARS = "▁▂▃▄▅▆▇█"
 
 @click.group()
 def policy() -> None:
-    """Compare depth policies; see and forget what they learned."""
+    """Compare depth policies; see and forget what they learned.
+
+    \b
+    mtpx policy show
+    """
 
 
 @policy.command()
@@ -36,6 +40,9 @@ def policy() -> None:
     help="A recorded run as a regime (an estimate). May be repeated.",
 )
 @click.option(
+    "--random", "drawn", type=int, metavar="N", help="N regimes drawn at random, instead."
+)
+@click.option(
     "--policy",
     "names",
     multiple=True,
@@ -49,6 +56,7 @@ def policy() -> None:
 def compare(
     regimes: Path | None,
     traces: tuple[Path, ...],
+    drawn: int | None,
     names: tuple[str, ...],
     only: str | None,
     seeds: int,
@@ -59,10 +67,15 @@ def compare(
 
     Shares are of what the best fixed depth, plain decode and a per-round oracle are expected to
     deliver. docs/regimes.md has the file format.
+
+    \b
+    mtpx policy compare
+    mtpx policy compare --policy adaptive --policy fixed:2 --rounds 500
+    mtpx policy compare --random 40 --seeds 3
     """
     from mtpx.simulate.score import score
 
-    chosen = _scenarios(regimes, traces, only)
+    chosen = _scenarios(regimes, traces, drawn, only)
     makers = [(name, _maker(name)) for name in names or ("adaptive", "ollama")]
     scores = []
     for scenario in chosen:
@@ -77,8 +90,11 @@ def compare(
     _draw(scores, rounds, seeds, estimate=bool(traces))
 
 
-def _scenarios(regimes: Path | None, traces: tuple[Path, ...], only: str | None) -> list[Scenario]:
+def _scenarios(
+    regimes: Path | None, traces: tuple[Path, ...], drawn: int | None, only: str | None
+) -> list[Scenario]:
     from mtpx.errors import PolicyError
+    from mtpx.simulate.drawn import drawn as draw
     from mtpx.simulate.recorded import recorded
     from mtpx.simulate.scenario import load_scenarios, shipped
 
@@ -86,7 +102,9 @@ def _scenarios(regimes: Path | None, traces: tuple[Path, ...], only: str | None)
     if regimes is not None:
         found += load_scenarios(regimes)
     found += [recorded(path) for path in traces]
-    if regimes is None and not traces:
+    if drawn is not None:
+        found += draw(drawn)
+    if not found:
         found = shipped()
     if only is not None:
         word = only.casefold()
@@ -145,6 +163,14 @@ def _draw(scores: list[tuple[str, Score]], rounds: int, seeds: int, *, estimate:
     out.print(indented(table(("", "", "", "top", "best"), pictures, left=3)))
     missed = [s.scenario for name, s in scores if name == "adaptive" and not s.ok]
     adaptive = sum(name == "adaptive" for name, _ in scores)
+    mine = sorted(s.static for name, s in scores if name == "adaptive")
+    if len(mine) > 1:
+        mean = sum(mine) / len(mine)
+        out.print(
+            indented(
+                f"Adaptive, over {len(mine)} regimes: mean {mean:.3f}, least {mine[0]:.3f} static."
+            )
+        )
     if adaptive:
         said = f"missed in {', '.join(map(clean, missed))}" if missed else "all held"
         out.print(indented(f"Bars of the adaptive policy: {said}."))
@@ -160,7 +186,11 @@ def _draw(scores: list[tuple[str, Score]], rounds: int, seeds: int, *, estimate:
 @policy.command()
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, on one line.")
 def show(as_json: bool) -> None:
-    """Show what policies learned on this machine, one entry a pack and device."""
+    """Show what policies learned on this machine, one entry a pack and device.
+
+    \b
+    mtpx policy show
+    """
     from mtpx.policy.store import Saved, kept, policies_dir
 
     found = kept()
@@ -214,7 +244,11 @@ def _lines(state: dict[str, Any]) -> list[str]:
 @policy.command()
 @click.argument("pack", required=False)
 def reset(pack: str | None) -> None:
-    """Forget what was learned for PACK, or for every pack."""
+    """Forget what was learned for PACK, or for every pack.
+
+    \b
+    mtpx policy reset smollm2-135m
+    """
     from mtpx.policy.store import reset as forget
 
     gone = forget(pack)
