@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_makers import CONFIG, hf_tensors
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
@@ -333,3 +333,52 @@ def test_a_folder_that_tells_nothing_has_no_architecture(tmp_path: Path) -> None
     assert bare.model_types(tmp_path) == ()
     (tmp_path / "config.json").write_text("[]")
     assert bare.model_types(tmp_path) == ()
+
+
+# damage
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=5,
+)
+FIELDS = [
+    "model_type",
+    "text_config",
+    "quantization",
+    "num_hidden_layers",
+    "mtp_num_hidden_layers",
+    "num_experts",
+    "hidden_size",
+    "head_dim",
+]
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(field=st.sampled_from(FIELDS), value=JUNK, inner=st.booleans(), kind=st.sampled_from("UFI"))
+def test_whatever_a_configuration_says_the_folder_is_classified(
+    tmp_path: Path, field: str, value: Any, inner: bool, kind: str
+) -> None:
+    config = json.loads(json.dumps(QWEN))
+    (config["text_config"] if inner else config)[field] = value
+    tensors = TRUNK | head_tensors("qwen3-next", QWEN)
+    tensors["mtp.fc.weight"] = np.zeros((), {"U": "u4", "F": "f4", "I": "i4"}[kind])
+    found = bare.classify(write(tmp_path / "m", config, tensors))
+    assert found.why
+    assert "\n" not in found.why
+
+
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(at=st.integers(0, 400), byte=st.integers(0, 255))
+def test_a_damaged_header_is_classified(tmp_path: Path, at: int, byte: int) -> None:
+    folder = write(tmp_path / "m", QWEN, TRUNK | head_tensors("qwen3-next", QWEN))
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[at] = byte
+    path.write_bytes(data)
+    assert bare.classify(folder).why

@@ -36,7 +36,8 @@ class Recognised:
 
 def family_of(config: Mapping[str, Any]) -> Family | None:
     """The family of heads that checkpoints with this config.json carry, if any is known."""
-    told = {config.get("model_type"), text_config(config).get("model_type")}
+    named = (config.get("model_type"), text_config(config).get("model_type"))
+    told = {name for name in named if isinstance(name, str)}
     return next((row for row in FAMILIES.values() if told & set(row.model_types)), None)
 
 

@@ -56,6 +56,10 @@ def _unpacked(
         raise PackError(
             f"{path}.weight is packed, but config.json has no `quantization` with bits and group_size"
         )
+    if not shape or len(shape) != len(scales.shape):
+        raise PackError(
+            f"{path}.weight is packed, but its shape and its scales' do not go together"
+        )
     columns = shape[-1] * _WORD // bits
     if columns != scales.shape[-1] * group:
         raise PackError(
