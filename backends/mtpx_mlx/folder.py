@@ -39,7 +39,32 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise PackError(f"{path} cannot be used: {error}") from None
     if not isinstance(config.get("model_type"), str):
         raise PackError(f"{path} names no model_type")
-    return config
+    text = config.get("text_config")
+    if isinstance(text, dict):
+        config["text_config"] = _with_rope(text)
+    return _with_rope(config)
+
+
+def _with_rope(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with its rotary embedding also under the older names.
+
+    transformers 5 writes `rope_parameters` only, which most of mlx-lm's models do not look at: they
+    would rotate with their family's default base, and nothing would say so.
+    """
+    told = config.get("rope_parameters")
+    if not isinstance(told, dict):
+        return config
+    older: dict[str, Any] = {}
+    local = told.get("sliding_attention")
+    if isinstance(local, dict) and "rope_theta" in local:
+        older["rope_local_base_freq"] = local["rope_theta"]
+    whole = told.get("full_attention", told)
+    if isinstance(whole, dict):
+        older |= {k: whole[k] for k in ("rope_theta", "partial_rotary_factor") if k in whole}
+        if whole.get("rope_type", "default") != "default":
+            older["rope_scaling"] = {"type": whole["rope_type"], **whole}
+    kept = {key: value for key, value in config.items() if value is not None}
+    return {**config, **older, **{key: kept[key] for key in older if key in kept}}
 
 
 def folder_model(folder: Path) -> Any:

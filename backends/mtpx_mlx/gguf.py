@@ -23,6 +23,7 @@ from mtpx.checkpoint import (
 )
 from mtpx.checkpoint.layout import canonical_name, is_permuted
 from mtpx.errors import PackError
+from mtpx_mlx.folder import fill
 from mtpx_mlx.models import model_class
 from mtpx_mlx.quantised import quantise_where_packed
 
@@ -38,7 +39,7 @@ def gguf_model(checkpoint: Checkpoint) -> Any:
         rope = FactorRoPE(config)
         for layer in model.layers:
             layer.self_attn.rope = rope
-    model.load_weights(list(weights.items()), strict=True)
+    fill(model, weights, str(checkpoint.files[0]))
     return model
 
 
