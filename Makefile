@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test setup lint types layers unit bench overhead train-head clean
+.PHONY: demo test setup lint types layers unit bench overhead train-head check-mac clean
 
 demo: setup
 	$(BIN)/mtpx bench smollm2-135m --plain-baseline
@@ -47,6 +47,10 @@ overhead: setup
 
 train-head: setup
 	$(BIN)/mtpx head train smollm2-135m --out build/smollm2-135m
+
+# what only a Mac can tell, in one zip with nothing personal in it; elsewhere on MLX's CPU build
+check-mac: setup
+	$(BIN)/python tests/check_mac.py --out check-mac.zip
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
