@@ -12,7 +12,7 @@ import pytest
 from qwen_makers import make_qwen
 from torch_makers import make_pack
 
-from mtpx import packs
+from mtpx import packs, snapshots
 from mtpx.backend import Engine, EngineOptions
 from mtpx.carry import Adopted
 from mtpx.testing import Finding, Subject
@@ -55,7 +55,10 @@ KINDS: list[Kind] = [torch_llama, mlx_llama, mlx_hybrid]
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.__name__)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     loaded = request.param(tmp_path_factory.mktemp("warm"))
-    yield loaded
+    with pytest.MonkeyPatch.context() as patch:
+        # Conversations of tests are short, and recurrent states are to be restored in them.
+        patch.setattr(snapshots._Pinned, "value", 0)
+        yield loaded
     loaded.close()
 
 

@@ -15,6 +15,8 @@ from mtpx.backend import PAIR_QUEUE_LIMIT, Drafts, EngineInfo, Forward, Outcome,
 from mtpx.errors import BackendError, PromptError
 from mtpx.round import Route
 from mtpx.sampling import USE_COMMIT, Sampling, uniforms
+from mtpx.snapshots import SNAPSHOT_EVERY, snapshot_due
+from mtpx_mlx.checkpoints import Checkpoint, bounded
 from mtpx_mlx.judge import judge, outcome, peaks, read
 from mtpx_mlx.propose import MlxDrafts, Proposer
 from mtpx_mlx.sample import Counts, distribution, draw, to_device
@@ -173,11 +175,15 @@ class MlxEngine:
         mine.settle()
         target = len(mine.tokens) - 1
         lo, hi = mine.filled, min(target, mine.filled + max(1, min(max_tokens, PREFILL_ROWS)))
+        if mine.session and mine.state.recurrent:
+            hi = snapshot_due(hi, lo) or hi
         if lo < hi:
             self._keep_hidden(mine, lo, self.target(mx.array(mine.tokens[lo:hi]), mine.state))
         mine.filled = hi
         mine.state.evaluate()
         mx.eval(self._kept([mine]))
+        if lo < hi and mine.session and mine.state.recurrent and hi % SNAPSHOT_EVERY == 0:
+            mine.checkpoints = bounded([*mine.checkpoints, Checkpoint.of(mine.state)])
         mx.clear_cache()  # the large intermediate arrays of a prefill are not wanted again
         if mine.head is None or self.proposer is None:
             return hi >= target

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from mtpx.carry import CarriedHead, CarryOutcome
     from mtpx.sampling import Sampling
+    from mtpx_mlx.checkpoints import Checkpoint
     from mtpx_mlx.engine import MlxEngine
     from mtpx_mlx.sample import Counts
     from mtpx_mlx.snapshot import Snapshot
@@ -57,10 +58,11 @@ class HeadState:
 
 @dataclass(slots=True, eq=False)
 class MlxSlot:
-    """`state` covers `filled` positions between two rounds. `held` is the head's side, `None` where
-    no head is loaded; a plain run (`headed` false) adds nothing to it and only hands it on. `round` counts
-    target forwards that drew tokens. `kept` is what was taken over when it was opened, `carried`
-    the head's part of that, `outcome` what became of it, `carry_ms` the time that took."""
+    """`state` covers `filled` positions between two rounds; `checkpoints` are earlier states that a
+    recurrent target can go back to. `held` is the head's side, `None` where no head is loaded; a plain
+    run (`headed` false) adds nothing to it and only hands it on. `round` counts target forwards that
+    drew tokens. `kept` is what was taken over when it was opened, `carried` the head's part of that,
+    `outcome` what became of it, `carry_ms` the time that took."""
 
     engine: MlxEngine
     tokens: list[int]
@@ -77,6 +79,7 @@ class MlxSlot:
     filled: int = 0
     round: int = 0
     flight: Flight | None = None
+    checkpoints: list[Checkpoint] = field(default_factory=list)
     kept: Reuse = Reuse(0)
     carried: CarriedHead | None = None
     outcome: CarryOutcome | None = None

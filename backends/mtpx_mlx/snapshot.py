@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -11,6 +11,8 @@ import mlx.core as mx
 from mtpx.backend import PAIR_QUEUE_LIMIT
 from mtpx.carry import CarriedHead, NoCarry, StoreRange, appended, refusal
 from mtpx.reuse import Reuse, plan_reuse
+from mtpx.snapshots import snapshot_min_tokens
+from mtpx_mlx.checkpoints import Checkpoint, bounded
 from mtpx_mlx.hidden import HiddenRows
 
 if TYPE_CHECKING:
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Snapshot:
     """The target's state after `filled` of these tokens; of a session also the head's rows (`head`,
-    whose handle is their cache) and the hidden states. Shares its values with the slot it came from,
+    whose handle is their cache) and the hidden states. A state that cannot be cut is also held as it was
+    after earlier positions (`checkpoints`). Shares its values with the slot it came from,
     which copies before it writes."""
 
     tokens: list[int]
@@ -31,6 +34,7 @@ class Snapshot:
     state: TargetState
     head: CarriedHead | None = None
     hidden: HiddenRows | None = None
+    checkpoints: list[Checkpoint] = field(default_factory=list)
 
 
 def save(slot: MlxSlot, proposer: Proposer | None, *, carry: bool) -> Snapshot:
@@ -38,6 +42,8 @@ def save(slot: MlxSlot, proposer: Proposer | None, *, carry: bool) -> Snapshot:
     the answer, unless a prefill was broken off."""
     saved = Snapshot(list(slot.tokens), slot.session, slot.filled, slot.state.copy())
     saved.state.evaluate()
+    if saved.state.recurrent:
+        saved.checkpoints = bounded([*slot.checkpoints, Checkpoint.of(saved.state)])
     mine = slot.held
     if mine is None or not carry or slot.session == 0:
         return saved
@@ -66,6 +72,9 @@ def adopt(slot: MlxSlot, saved: Snapshot | None, *, carry: bool) -> None:
     state = saved.state.copy()
     plan = _plan(slot, saved, state, mine)
     slot.kept = plan
+    slot.checkpoints = [c for c in saved.checkpoints if c.position <= plan.tokens]
+    if state.reach(plan.tokens) < plan.tokens:
+        slot.checkpoints[-1].put_into(state)
     state.keep(plan.tokens)
     slot.state, slot.filled = state, plan.tokens
     if slot.headed:
@@ -92,6 +101,12 @@ def _plan(slot: MlxSlot, saved: Snapshot, state: TargetState, mine: bool) -> Reu
 
     def reachable(most: int) -> Reuse:
         plan = plan_reuse(prompt, saved.tokens, saved.filled, most=most)
+        if state.recurrent:
+            kept = [*(c.position for c in saved.checkpoints), state.reach(plan.tokens)]
+            floor = snapshot_min_tokens()
+            return plan_reuse(
+                prompt, saved.tokens, saved.filled, snapshots=kept, floor=floor, most=most
+            )
         if state.reach(plan.tokens) == plan.tokens:
             return plan
         # A state that cannot be cut anywhere serves from where it can be gone back to.
