@@ -26,7 +26,7 @@ def calibrate(files: tuple[str, ...], output: Path | None, as_json: bool, quiet:
 
     \b
     mtpx trace calibrate
-    mtpx trace calibrate monday.jsonl tuesday.jsonl --output head.calibration.toml
+    mtpx trace calibrate --output head.calibration.toml
     """
     from mtpx.calibrate import calibrate_traces
     from mtpx.policy.planner_files import save_calibration

@@ -109,7 +109,7 @@ def plan(
 
     \b
     mtpx plan gb10-qwen3.8-27b --width 4 --objective energy --slack 0
-    mtpx plan --confidences -0.05,-0.4 --confidences -1.2,-2.0
+    mtpx plan gb10-qwen3.8-27b --confidences -0.05,-0.4 --confidences -1.2,-2.0
     """
     from mtpx.policy.planner import check_objective, plan_rows, propose_depth
 

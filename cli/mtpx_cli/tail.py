@@ -36,6 +36,10 @@ def tail(file: str | None, idle: float | None) -> None:
     """Watch FILE while it is being written: requests, depth, speed, acceptance. Ctrl-C leaves.
 
     Without FILE, the newest trace in the state directory.
+
+    \b
+    mtpx trace tail
+    mtpx trace tail --idle 5
     """
     from mtpx.trace.follow import follow
     from mtpx_cli.trace import newest

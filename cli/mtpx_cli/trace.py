@@ -46,7 +46,11 @@ def reads_traces(command: F) -> F:
 
 @click.group(cls=TraceGroup)
 def trace() -> None:
-    """Read what runs recorded."""
+    """Read what runs recorded.
+
+    \b
+    mtpx trace report
+    """
 
 
 @trace.command()
@@ -157,7 +161,9 @@ def diff(a: str, b: str, as_json: bool, quiet: bool) -> None:
     What differed in what ran, and the numbers side by side. Not a verdict: that takes matched runs.
 
     \b
-    mtpx trace diff monday.jsonl tuesday.jsonl
+    mtpx run "Name three rivers." --depth 1 --max-tokens 40 --trace one.jsonl
+    mtpx run "Name three rivers." --depth 2 --max-tokens 40 --trace two.jsonl
+    mtpx trace diff one.jsonl two.jsonl
     """
     from mtpx.trace.diff import compare
     from mtpx.trace.summary import summarise_files
