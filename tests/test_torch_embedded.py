@@ -61,11 +61,17 @@ def prompts(model: Model) -> list[list[int]]:
     return found[:50]
 
 
-def subject(prompts: list[list[int]], **changes: object) -> Subject:
+def subject(prompts: list[list[int]], precision: str = "float32", **changes: object) -> Subject:
     pack = packs.resolve(packs.EMBEDDED)
 
     def load(options: EngineOptions) -> InspectableEngine:
-        asked = EngineOptions(max_width=options.max_width, pipeline=options.pipeline, context=1024)
+        asked = EngineOptions(
+            max_width=options.max_width,
+            pipeline=options.pipeline,
+            context=1024,
+            precision=precision,
+            extra={"compile": "off"},
+        )
         return InspectableEngine.of(TorchBackend().load(pack, asked))
 
     return Subject("smollm2-135m", load, prompts, **changes)  # type: ignore[arg-type]
@@ -75,6 +81,23 @@ def test_text_is_the_plain_text_at_every_depth_on_50_prompts(prompts: list[list[
     found = every_depth_gives_the_plain_text(subject(prompts, depth=4, tokens=16, tolerance=2e-3))
     assert found.compared >= 50 * 4 * 8
     assert found.ties <= 2
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
+def test_text_is_the_plain_text_without_a_tie_where_rows_keep_their_bits(
+    prompts: list[list[int]], precision: str
+) -> None:
+    pack = packs.resolve(packs.EMBEDDED)
+    engine = TorchBackend().load(pack, EngineOptions(precision=precision, context=64))
+    tier = engine.info.tier
+    engine.close()
+    if tier != "row-invariant":
+        pytest.skip("on this machine the tier costs something, and auto leaves it")
+    found = every_depth_gives_the_plain_text(
+        subject(prompts, precision, depth=6, tokens=8, tolerance=0.0)
+    )
+    assert found.ties == 0
+    assert found.compared >= 50 * 6 * 4
 
 
 def test_every_accepted_count_leaves_a_plain_state(prompts: list[list[int]]) -> None:

@@ -9,7 +9,7 @@ from mtpx.backend import EngineInfo, EngineOptions, Probe
 from mtpx.carry import carry_armed, carry_state
 from mtpx.errors import BackendError, PackError
 from mtpx.heads import require_wired, runs_on
-from mtpx.precision import Precision, Tier, choose_precision, choose_tier
+from mtpx.precision import Tier, choose_precision, choose_tier
 
 if TYPE_CHECKING:
     import torch
@@ -141,15 +141,22 @@ def _device_name(device: torch.device) -> str:
 def _recipe(
     pack: Pack, checkpoint: Checkpoint, device: torch.device, options: EngineOptions
 ) -> Recipe:
+    from mtpx_torch.fastest import fastest
     from mtpx_torch.recipe import make_recipe, reasons
 
     matrices = {t.kind for t in checkpoint.tensors.values() if len(t.shape) > 1}
     where = f"{pack.name} on {device.type} ({_device_name(device)})"
-    precision: Precision = "float32"
-    if options.precision != "auto":
-        precision = choose_precision(options.precision, reasons(device, matrices), where)
+    able = reasons(device, matrices)
+    product = options.extra.get("product", "auto")
+    if options.precision == "auto":
+        good = pack.manifest.precisions if pack.manifest else []
+        floats = ("float32", "bfloat16")  # what a product of one's own choice leaves
+        candidates = [p for p in good if not able[p] and (product == "auto" or p in floats)]
+        precision = fastest(pack, checkpoint, device, candidates or ["float32"])
+    else:
+        precision = choose_precision(options.precision, able, where)
     try:
-        return make_recipe(precision, device, options.extra.get("product", "auto"))
+        return make_recipe(precision, device, product)
     except ValueError as error:
         raise BackendError(str(error)) from None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+
 import torch
 
 from mtpx_torch.attention import REACH, reach
@@ -59,7 +61,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     """Zeros whose pages the system hands out when they are first written, on a CPU."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    nbytes = dtype.itemsize
-    for n in shape:
-        nbytes *= n
-    return torch.from_numpy(np.zeros(nbytes, dtype=np.uint8)).view(dtype).view(shape)
+    # Straight from the system: an allocator, numpy's too, may ask for huge pages, of which the first
+    # positions of every head would touch one.
+    pages = mmap(-1, dtype.itemsize * math.prod(shape), flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -20,7 +20,7 @@ from mtpx_torch.embedding import Embedding
 from mtpx_torch.norm import Norm
 from mtpx_torch.product import Product
 from mtpx_torch.trunk import Trunk, load_block
-from mtpx_torch.weights import WeightReader, output_rows
+from mtpx_torch.weights import PIECE_ROWS, WeightReader, output_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,13 +122,15 @@ def load_head(
     if contract.shared_output and draft_vocab is None:
         output: Product = trunk.output
     elif contract.shared_output and config.tied and draft_vocab is not None:
-        output = recipe.output(trunk.embedding[draft_vocab])
+        pieces = draft_vocab.split(PIECE_ROWS)
+        output = recipe.output(len(draft_vocab), (trunk.embedding[ids] for ids in pieces))
     elif not contract.shared_output and draft_vocab is None:
         output = recipe.linear(reader, [contract.name("output", 0, config.layers)], output=True)
     else:
         target = WeightReader(checkpoint.tensors, config, recipe.dtype, trunk.device)
         own = output_rows(target) if contract.shared_output else take("output")
-        output = recipe.output(own if draft_vocab is None else own[draft_vocab])
+        kept = own if draft_vocab is None else own[draft_vocab]
+        output = recipe.output(len(kept), [kept])
     embedding = trunk.embedding
     if not contract.shared_embedding:
         own_rows = tensors[contract.name("embedding", 0, config.layers)]

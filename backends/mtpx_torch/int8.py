@@ -63,12 +63,21 @@ class Int8Product:
 
     @classmethod
     def of(
-        cls, pieces: Iterable[torch.Tensor], bias: torch.Tensor | None, dtype: torch.dtype
+        cls,
+        shape: tuple[int, int],
+        pieces: Iterable[torch.Tensor],
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
     ) -> Int8Product:
-        """From the weight's rows in pieces, so that it is never all there in floating point."""
-        quantised = [quantise_rows(piece) for piece in pieces]
-        codes = torch.cat([codes for codes, _ in quantised])
-        return cls(codes, torch.cat([scale for _, scale in quantised]), bias, dtype)
+        """From the rows of a weight (out, in), in pieces, so that it is never all there in floating
+        point."""
+        codes, scale = torch.empty(shape, dtype=torch.int8), torch.empty(shape[0])
+        at = 0
+        for piece in pieces:
+            here = slice(at, at + piece.shape[0])
+            codes[here], scale[here] = quantise_rows(piece)
+            at = here.stop
+        return cls(codes, scale, bias, dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
@@ -88,7 +97,7 @@ def int8_works() -> bool:
         weight[::2] *= -1
         x = torch.full((3, 64), 2.0)
         x[1] *= -1
-        product = Int8Product.of([weight], None, torch.float32)
+        product = Int8Product.of((16, 64), [weight], None, torch.float32)
         return bool(torch.allclose(product(x), x @ weight.T, rtol=1e-4))
     except (RuntimeError, AttributeError, NotImplementedError):
         return False

@@ -17,7 +17,7 @@ from mtpx_torch.product import Product
 if TYPE_CHECKING:
     from mtpx_torch.trunk import Trunk
 
-GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)
+GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 """Sizes tried: every depth a head is likely to draft, and several sequences together."""
 
 BUCKETS = (4, 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,21 +45,27 @@ class Recipe:
             return Int4Product(codes, scale, zero, bias)
         if self.product in ("int8", "int4"):
             pieces = (piece for name in weights for piece in reader.pieces(name))
-            return self._int8(pieces, bias, output)
+            return self._int8(reader.shape(weights), pieces, bias, output)
         taken = [reader.take(name) for name in weights]
         return make_product(self.product, torch.cat(taken) if taken[1:] else taken[0], bias)
 
-    def output(self, weight: torch.Tensor) -> Product:
-        """An output product over rows that are at hand."""
-        if self.product in ("int8", "int4"):
-            return self._int8([weight], None, True)
-        return make_product(self.product, weight)
+    def output(self, rows: int, pieces: Iterable[torch.Tensor]) -> Product:
+        """An output product over so many rows that are at hand, in pieces (some, in)."""
+        if self.product not in ("int8", "int4"):
+            return make_product(self.product, torch.cat(list(pieces)))
+        waiting = iter(pieces)
+        first = next(waiting)
+        return self._int8((rows, first.shape[1]), chain([first], waiting), None, True)
 
     def _int8(
-        self, pieces: Iterable[torch.Tensor], bias: torch.Tensor | None, output: bool
+        self,
+        shape: tuple[int, int],
+        pieces: Iterable[torch.Tensor],
+        bias: torch.Tensor | None,
+        output: bool,
     ) -> Int8Product:
         # Logits stay in float32: in bfloat16 one in a few hundred is a tie.
-        return Int8Product.of(pieces, bias, torch.float32 if output else self.dtype)
+        return Int8Product.of(shape, pieces, bias, torch.float32 if output else self.dtype)
 
 
 def reasons(device: torch.device, kinds: Iterable[str]) -> dict[Precision, str]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from mtpx.checkpoint import TargetConfig, Tensor
 
-PIECE_ROWS = 4096
+PIECE_ROWS = 1024
 """Rows of a matrix that are in floating point at a time while it is quantised."""
 
 
@@ -58,6 +58,11 @@ class WeightReader:
                 for bias, n in zip(found, rows, strict=True)
             ]
         )
+
+    def shape(self, weights: list[str]) -> tuple[int, int]:
+        """(rows, columns) of these matrices, one above the other."""
+        shapes = [self.tensors[name].shape for name in weights]
+        return sum(shape[0] for shape in shapes), shapes[0][1]
 
     def kinds(self, names: list[str]) -> set[str]:
         return {self.tensors[name].kind for name in names}
