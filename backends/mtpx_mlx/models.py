@@ -41,7 +41,15 @@ def has_model(model_type: str) -> bool:
     spec = importlib.util.find_spec("mlx_lm")
     places = (spec.submodule_search_locations if spec is not None else None) or []
     name = REMAPPED.get(model_type, model_type)
-    return _plain(name) and any((Path(p) / "models" / f"{name}.py").is_file() for p in places)
+    return _plain(name) and any(_model_in(Path(p) / "models" / f"{name}.py") for p in places)
+
+
+def _model_in(module: Path) -> bool:
+    """Whether this is a model's module, not one of layers that models share."""
+    try:
+        return re.search(r"\bModelArgs\b", module.read_text(encoding="utf-8")) is not None
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _plain(name: str) -> bool:
@@ -52,10 +60,7 @@ def _plain(name: str) -> bool:
 def model_class(config: dict[str, Any]) -> tuple[Any, Any]:
     """(Model, ModelArgs) for this config.json. Raises `PackError` for a type mlx-lm has not."""
     kind = str(config.get("model_type") or "")
-    try:
-        if has_model(kind):
-            module = light(f"models.{REMAPPED.get(kind, kind)}")
-            return module.Model, module.ModelArgs
-    except AttributeError:  # a module of shared layers, no model
-        pass
+    if has_model(kind):
+        module = light(f"models.{REMAPPED.get(kind, kind)}")
+        return module.Model, module.ModelArgs
     raise PackError(f"mlx-lm has no model of type {kind!r}; it cannot be run on MLX")
