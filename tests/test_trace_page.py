@@ -224,10 +224,17 @@ def test_the_embedded_json_is_the_reports_json(shown: Any) -> None:
     assert found == msgspec.to_builtins(wanted)["files"][0]["runs"][0]["verdicts"]
 
 
-def test_nothing_on_the_page_is_wider_than_the_window(shown: Any) -> None:
-    assert shown.execute_script(
-        "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+@pytest.mark.parametrize("width", [320, 390, 800, 1400])
+def test_nothing_on_the_page_is_wider_than_the_window(shown: Any, width: int) -> None:
+    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    shown.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    shown.execute_script("document.querySelectorAll('details').forEach(e => e.open = true)")
+    wide, room = shown.execute_script(
+        "const e = document.documentElement; return [e.scrollWidth, e.clientWidth]"
     )
+    shown.execute_script("document.querySelectorAll('details').forEach(e => e.open = false)")
+    shown.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert wide <= room
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
