@@ -50,7 +50,7 @@ class Freezes(Protocol):
     """An engine whose snapshots can be kept in a file."""
 
     def freeze(self, snapshot: object) -> Frozen:
-        """The snapshot's bytes."""
+        """The snapshot's bytes. Raises `BackendError` where this model's state cannot be kept so."""
         ...
 
     def thaw(self, frozen: Frozen) -> object:

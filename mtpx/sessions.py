@@ -206,8 +206,13 @@ class Kept:
             return
         if snapshot is None:
             return
-        held = engine.freeze(snapshot)
         self._used, self._changed = session.used, False
+        try:
+            held = engine.freeze(snapshot)
+        except MtpxError as error:
+            self._keeps_state = False
+            self._warn(f"session {self.name}: {error}; it starts cold next time")
+            return
         if held.nbytes > self._budget:
             self._warn(
                 f"session {self.name}: what was computed takes {held.nbytes / 1e6:,.0f} MB, more than "

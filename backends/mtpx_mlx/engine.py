@@ -17,6 +17,7 @@ from mtpx.round import Route
 from mtpx.sampling import USE_COMMIT, Sampling, uniforms
 from mtpx.snapshots import SNAPSHOT_EVERY, snapshot_due
 from mtpx_mlx.checkpoints import Checkpoint, bounded
+from mtpx_mlx.frozen import freeze, thaw
 from mtpx_mlx.judge import judge, outcome, peaks, read
 from mtpx_mlx.propose import MlxDrafts, Proposer
 from mtpx_mlx.sample import Counts, distribution, draw, to_device
@@ -24,6 +25,7 @@ from mtpx_mlx.slot import Flight, HeadState, MlxSlot
 from mtpx_mlx.snapshot import Snapshot, adopt, prefill_head, save
 
 if TYPE_CHECKING:
+    from mtpx.frozen import Frozen
     from mtpx_mlx.head import Head
     from mtpx_mlx.target import Rows, Target
 
@@ -153,6 +155,14 @@ class MlxEngine:
     def snapshot(self, slot: MlxSlot) -> Snapshot:
         slot.settle()
         return save(slot, self.proposer, carry=self.carry)
+
+    @_on_device
+    def freeze(self, snapshot: object) -> Frozen:
+        return freeze(cast(Snapshot, snapshot))
+
+    @_on_device
+    def thaw(self, frozen: Frozen) -> Snapshot:
+        return thaw(frozen, self.target.fresh())
 
     def release(self, slot: MlxSlot) -> None:
         if slot in self._open:

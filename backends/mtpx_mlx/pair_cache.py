@@ -21,6 +21,11 @@ class PairCache:
         self._rows = KVLayer(light("models.cache").KVCache()) if rows is None else rows
         self.offset = 0
 
+    @property
+    def rows(self) -> KVLayer:
+        """The rows themselves."""
+        return self._rows
+
     def place(self, rows: int, position: int) -> None:
         """Hold the first `rows` rows; the next stands at `position`."""
         self._rows.keep(rows)
