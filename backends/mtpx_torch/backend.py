@@ -63,7 +63,6 @@ class TorchBackend:
                 if head is not None:
                     info.details["carry"] = carry_state(options.carry, options.max_width > 1)
                 pipeline = options.pipeline
-                asked = options.extra.get("compile", "auto")
                 engine = TorchEngine(
                     info,
                     trunk,
@@ -71,10 +70,10 @@ class TorchBackend:
                     width=options.max_width,
                     pipeline=device.type == "cuda" if pipeline is None else pipeline,
                     carry=carry_armed(options.carry, options.max_width > 1),
-                    compile="off" if asked == "off" else "auto",
                 )
-                if asked == "now":
-                    engine.compiled.wait()
+                if options.extra.get("compile") == "now":
+                    engine.compiled.make()
+                    info.details["compile"] = engine.compiled.why or "now"
                 return engine
             except (torch.OutOfMemoryError, MemoryError) as error:
                 raise BackendError(
@@ -101,9 +100,11 @@ def _check_options(options: EngineOptions) -> None:
         raise BackendError(
             f"the torch backend knows no option {sorted(unknown)[0]!r}; it has: compile, product"
         )
-    asked = options.extra.get("compile", "auto")
-    if asked not in ("auto", "now", "off"):
-        raise BackendError(f"compile must be auto, now or off, got {asked!r}")
+    asked = options.extra.get("compile", "off")
+    if asked not in ("now", "off"):
+        raise BackendError(f"compile must be now or off, got {asked!r}")
+    if asked == "now" and options.max_width > 1:
+        raise BackendError("compile=now serves one sequence at a time; leave it away")
 
 
 def _device(asked: str) -> torch.device:

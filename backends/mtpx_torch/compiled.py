@@ -1,16 +1,18 @@
-"""The compiled route: `torch.compile` of a whole step, made beside the decoding and used when ready.
+"""The compiled route: `torch.compile` of a whole step, before anything is decoded.
 
 Two graphs at most serve every shape: one row, and from two rows on, with the number of rows and the
 reach of the attention left open. A graph is compared with the eager step before anybody uses it. What
-cannot be compiled, for want of a compiler above all, runs eagerly, and `why` says so.
+cannot be compiled, for want of a compiler above all, runs eagerly.
+
+It is not made beside the decoding: torch's compiler is Python for the most part, and rounds that waited
+for it took seconds. So a person asks for it, and a round never compiles anything.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,29 +30,15 @@ MOST_ROWS = SLACK
 NEAR = 0.05
 """How far compiled logits may lie from eager ones, of the largest: bfloat16 rounds both."""
 
-PATIENCE_ROUNDS = 64
-"""Rounds before the compiler is started on its own: an answer of a few words is over sooner than the
-compiler, which would only take the processor away from it."""
-
-Wish = Literal["auto", "off"]
-
 
 class CompiledStep:
-    """Compiles in a thread of its own from `start` on. One sequence at a time."""
+    """Steps of one sequence at a time; `why` it is not compiled, "" if it is."""
 
-    def __init__(self, trunk: Trunk, context: int, wish: Wish) -> None:
-        self.trunk, self.wish = trunk, wish
-        self.why = "" if wish == "auto" else "switched off"
-        self._context = context
-        self._rounds = 0
-        self._thread: threading.Thread | None = None
+    def __init__(self, trunk: Trunk, context: int) -> None:
+        self.trunk, self._context = trunk, context
+        self.why = "nobody asked for it (--set compile=now)"
         self._graphs: dict[bool, Callable[..., Step]] = {}
         self._positions = torch.arange(reach(context) + REACH, device=trunk.device)
-
-    @property
-    def busy(self) -> bool:
-        """Whether something is being compiled at this moment."""
-        return self._thread is not None and self._thread.is_alive()
 
     def route(self, rows: int) -> Route | None:
         """What a step of so many rows would run as now, `None` where it has to be eager."""
@@ -59,22 +47,17 @@ class CompiledStep:
             return None
         return Route("compiled", "1" if padded == 1 else f"2-{MOST_ROWS}")
 
-    def count_round(self) -> None:
-        """A round went by. Starts the compiler once there were enough of them."""
-        self._rounds += 1
-        if self._rounds == PATIENCE_ROUNDS:
-            self.start()
-
-    def start(self) -> None:
-        if self.wish == "auto" and self._thread is None:
-            self._thread = threading.Thread(target=self._make, name="mtpx-compile", daemon=True)
-            self._thread.start()
-
-    def wait(self) -> None:
-        """Compile now, if that is wanted and was not done."""
-        self.start()
-        if self._thread is not None:
-            self._thread.join()
+    @torch.inference_mode()
+    def make(self) -> None:
+        """Compile now, unless that was done. A failure is no error: `why` says it."""
+        if self._graphs:
+            return
+        try:
+            self._graphs = {rows == 1: self._compiled(rows) for rows in self._sizes}
+        except Exception as error:
+            self.why = _reason(error)
+        else:
+            self.why = ""
 
     def run(
         self, ids: torch.Tensor, start: int, keys: list[torch.Tensor], values: list[torch.Tensor]
@@ -92,15 +75,6 @@ class CompiledStep:
             ids = torch.cat([ids, ids.new_zeros(extra)])
         positions = self._positions[start : start + ids.shape[0]]
         return self.trunk.embedding[ids], positions, self._positions[: reach(end)]
-
-    def _make(self) -> None:
-        try:
-            with torch.inference_mode():
-                made = {rows == 1: self._compiled(rows) for rows in self._sizes}
-        except Exception as error:
-            self.why = _reason(error)
-        else:
-            self._graphs = made
 
     @property
     def _sizes(self) -> list[int]:

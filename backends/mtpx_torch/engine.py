@@ -12,7 +12,7 @@ from mtpx.errors import BackendError, PromptError
 from mtpx.round import Route
 from mtpx.sampling import USE_COMMIT, Sampling, uniforms
 from mtpx_torch.cache import SLACK, KVCache, zeros
-from mtpx_torch.compiled import CompiledStep, Wish
+from mtpx_torch.compiled import CompiledStep
 from mtpx_torch.forward import Forwards
 from mtpx_torch.frozen import freeze, thaw
 from mtpx_torch.judge import judge, outcome, read
@@ -43,7 +43,6 @@ class TorchEngine:
         width: int,
         pipeline: bool,
         carry: bool = True,
-        compile: Wish = "auto",
     ) -> None:
         self._info = info
         self.trunk, self.head = trunk, head
@@ -68,8 +67,7 @@ class TorchEngine:
             hidden = zeros((width, info.context_limit, config.hidden), like.dtype, like.device)
             own = cache(head.contract.layers)
             self.proposer = Proposer(head, own, hidden, fixed=fixed)
-        # A graph holds one sequence.
-        self.compiled = CompiledStep(trunk, info.context_limit, compile if width == 1 else "off")
+        self.compiled = CompiledStep(trunk, info.context_limit)
         self.forwards = Forwards(trunk, self.cache, self.compiled, fixed=fixed)
         self._tickets = 0
         self._free = list(range(width))[::-1]
@@ -279,7 +277,6 @@ class TorchEngine:
             tokens = none if made is None else made.tokens[:depth]
             work.append((slot, made, tokens))
             pieces.append((slot, tokens, slot.filled))
-        compiling = self.compiled.busy
         step, route = self.forwards.step(
             [(slot, [slot.tokens[-1], tokens], start) for slot, tokens, start in pieces]
         )
@@ -299,14 +296,12 @@ class TorchEngine:
         watch.stop()
         forward = Forward(
             route=route,
-            compiled_now=compiling,
             draft_ms=None if drafts.watch is None else drafts.watch.ms(),
             verify_ms=watch.ms(),
         )
         outcomes = [outcome(slot, f, forward) for slot, f in zip(slots, found, strict=True)]
         for slot, result in zip(slots, outcomes, strict=True):
             self._commit(slot, result)
-        self.compiled.count_round()
         return outcomes
 
     def _commit(self, slot: TorchSlot, result: Outcome) -> None:
@@ -340,13 +335,12 @@ class TorchEngine:
             self._launch(slots, [f.token for f in current], ahead=1)
         empty = torch.zeros(0, dtype=torch.long, device=self.device)
         found = read([{"peak": f.peak, "best": f.token, "drafts": empty} for f in current])
-        forward = Forward(route=current[0].route, compiled_now=self.compiled.busy)
+        forward = Forward(route=current[0].route)
         outcomes = [outcome(slot, f, forward) for slot, f in zip(slots, found, strict=True)]
         for slot, result in zip(slots, outcomes, strict=True):
             self._commit(slot, result)
             if result.ended:
                 slot.flight = None
-        self.compiled.count_round()
         return outcomes
 
     def _launch(self, slots: list[TorchSlot], tokens: list[torch.Tensor], *, ahead: int) -> None:
@@ -414,7 +408,4 @@ class TorchEngine:
         return self.forwards.route(self._open, rows)
 
     def warm(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Compile the step of one sequence, which serves every number of rows; returns at once where
-        that is switched off, was done, or cannot be done."""
-        if any(len(rows) == 1 for rows in shapes):
-            self.compiled.wait()
+        """Nothing: what is compiled was compiled when the engine was loaded."""
