@@ -49,7 +49,7 @@ def steps(folder: Path, *, quick: bool) -> list[Step]:
     tests = ["sample", "load"] if quick else ["sample", "load", "state", "conformance", "embedded"]
     files = [str(ROOT / "tests" / f"test_mlx_{name}.py") for name in tests]
     chosen = ["-k", "uniform or folder_without_config"] if quick else []
-    few = ["--prompts", "2", "--max-tokens", "8"] if quick else []
+    few = ["--prompts", "4", "--repeats", "1", "--max-tokens", "16"] if quick else []
     trace = str(folder / "bench.jsonl")
     run = [sys.executable]
     bench = [*MTPX, "bench", "smollm2-135m", "--backend", "mlx", "-q"]
