@@ -76,8 +76,8 @@ def calibrate_traces(
 ) -> Calibration:
     """The calibration that recorded rounds give, warm-ups left out.
 
-    `progress(bytes read, of all)`, file by file. Raises `PolicyError` where the traces are of different heads, of no head, or hold too few judged
-    drafts, and `TraceError` for what is no trace.
+    `progress(bytes read, of all)`, file by file. Raises `PolicyError` where the traces are of
+    different heads, of no head, or hold too few judged drafts, and `TraceError` for what is no trace.
     """
     tally = CalibrationTally()
     head: HeadIdentity | None = None

@@ -175,7 +175,7 @@ def test_a_model_without_a_template_takes_text_only(model: Model) -> None:
 def test_a_manifest_of_another_family_is_refused_with_both_names(copied: Path) -> None:
     manifest = copied / "pack.toml"
     manifest.write_text(manifest.read_text().replace('family = "llama"\n', 'family = "qwen2"\n'))
-    with pytest.raises(PackError, match="is of the family 'qwen2', and .* of the family 'llama'"):
+    with pytest.raises(PackError, match=r"is of the family 'qwen2', and .* of the family 'llama'"):
         mtpx.load(copied)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -103,4 +104,4 @@ def test_beliefs_are_thinned_evenly_and_the_last_one_stays(count: int) -> None:
     speeds = [point.tokens_per_s[0] for point in points]
     assert len(points) <= MOST + 1
     assert (speeds[0], speeds[-1]) == (1.0, float(count))
-    assert len({b - a for a, b in zip(speeds[:-1], speeds[1:-1], strict=False)}) <= 1
+    assert len({b - a for a, b in pairwise(speeds[:-1])}) <= 1

@@ -13,7 +13,7 @@ import click
 
 from mtpx.config import Environment
 from mtpx_cli.choosing import Chosen
-from mtpx_cli.loading import EngineArguments, engine_options, load_model, progress
+from mtpx_cli.loading import EngineArguments, engine_options, fetching, load_model
 from mtpx_cli.names import complete_pack
 from mtpx_cli.run import decoding_options
 from mtpx_cli.terminal import INTERRUPTED, complain, is_terminal, note
@@ -144,7 +144,7 @@ def _resolved(pack: str | None, quiet: bool) -> Pack:
     """The pack, fetched before the prompt is shown if it has to be."""
     from mtpx import packs
 
-    with progress("fetching and checking the model", quiet=quiet) as report:
+    with fetching(quiet=quiet) as report:
         return packs.resolve(packs.default_name() if pack is None else pack, progress=report)
 
 
