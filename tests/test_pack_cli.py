@@ -172,11 +172,14 @@ def test_doctor_shows_a_backend_that_cannot_run(
     mtpx: Command, tiny_pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mtpx.backend import Probe
+    from mtpx_mlx import MlxBackend
     from mtpx_torch import TorchBackend
 
     monkeypatch.setattr(TorchBackend, "probe", lambda *_: Probe(False, reason="no luck"))
+    monkeypatch.setattr(MlxBackend, "probe", lambda *_: Probe(False, reason="no Metal"))
     done = mtpx("doctor", str(tiny_pack))
     assert "torch: cannot run: no luck" in done.out
+    assert "mlx: cannot run: no Metal" in done.out
     assert done.status == 1
 
 
