@@ -37,11 +37,16 @@ PAIR_QUEUE_LIMIT = 256
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Whether a backend can run here: `device` in words, or `reason`, the sentence why it cannot."""
+    """Whether a backend can run here: `device` in words, or `reason`, the sentence why it cannot.
+
+    `memory` and `memory_free`: bytes of a device that has memory of its own, else `None`.
+    """
 
     available: bool
     device: str = ""
     reason: str = ""
+    memory: int | None = None
+    memory_free: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,31 +36,44 @@ LIBRARIES = ("torch", "mlx", "numpy", "tokenizers", "jinja2", "huggingface_hub",
 CONTEXT = 8192
 """Tokens to make room for where nobody says how many, if the model can."""
 
+BUSY = 0.5
+"""Load a core from which decoding suffers: its threads meet at a barrier in every matrix product."""
+
 TRIAL_TOKENS = 8
 """Decoded to see how a round really runs; a moment on any machine."""
 
 
 class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`cores` this process may use; memory in bytes."""
+    """`cores` this process may use; memory in bytes; `load`, the mean number of processes that wanted a
+    core in the last minute."""
 
     system: str
     processor: str
     cores: int
     memory: int | None = None
     memory_free: int | None = None
+    load: float | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether others hold so much of the cores that threads which wait for each other crawl."""
+        return self.load is not None and self.load > BUSY * self.cores
 
 
 class BackendState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A backend: its `device`, or the `reason` why it cannot run."""
+    """A backend: its `device` (bytes of the memory it has of its own), or the `reason` why it cannot
+    run."""
 
     name: str
     device: str = ""
     reason: str = ""
+    memory: int | None = None
+    memory_free: int | None = None
 
 
 class PackState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The pack that would be used. `kind` and `why` as `mtpx.shelf.classify`; bytes it takes in
-    memory, and whether they are free."""
+    """The pack that would be used. `kind` and `why` as `mtpx.shelf.classify`; bytes it takes in memory
+    in float32, the most of all precisions, and whether they are free."""
 
     name: str
     kind: str = ""
@@ -176,7 +189,14 @@ def _machine() -> Machine:
         cores=len(affinity(0)) if affinity else os.cpu_count() or 1,
         memory=memory.total,
         memory_free=memory.free,
+        load=_load(),
     )
+
+
+def _load() -> float | None:
+    with suppress(OSError, AttributeError):
+        return round(os.getloadavg()[0], 2)
+    return None
 
 
 def _backend(name: str) -> BackendState:
@@ -185,7 +205,13 @@ def _backend(name: str) -> BackendState:
     except Exception as error:  # a library it needs may fail in ways of its own
         said = str(error) if isinstance(error, MtpxError) else f"{type(error).__name__}: {error}"
         return BackendState(name, reason=said)
-    return BackendState(name, device=probe.device, reason=probe.reason)
+    return BackendState(
+        name,
+        device=probe.device,
+        reason=probe.reason,
+        memory=probe.memory,
+        memory_free=probe.memory_free,
+    )
 
 
 def _pack(name: str, room: int | None) -> PackState:
@@ -199,11 +225,16 @@ def _pack(name: str, room: int | None) -> PackState:
             weights = packs.resolve(name, offline=True).weights if held.whole else None
         if weights is None:
             return PackState(name, verdict.kind, verdict.why)
+    except MtpxError as error:
+        return PackState(name, "refused", str(error))
+    try:
         with open_checkpoint(weights) as checkpoint:
             context = room or min(checkpoint.config.context, CONTEXT)
             takes = need(checkpoint, context, 4)
-    except MtpxError as error:
-        return PackState(name, "refused", str(error))
+    except (
+        MtpxError
+    ):  # an architecture that only a backend's own library reads: its size is not known
+        return PackState(name, verdict.kind, verdict.why, here=True)
     free = host_memory().free
     return PackState(
         name,

@@ -1,4 +1,4 @@
-"""`mtpx pack`, `mtpx doctor` and `mtpx completion` from the outside."""
+"""`mtpx pack` and `mtpx completion` from the outside."""
 
 from __future__ import annotations
 
@@ -104,83 +104,6 @@ def test_a_folder_of_the_persons_own_is_never_removed(mtpx: Command, copied: Pat
 def test_bare_weights_have_nothing_to_be_verified_against(tiny_pack: Path) -> None:
     with pytest.raises(PackError, match="has no manifest"):
         shelf.verify(tiny_pack / "weights")
-
-
-# doctor
-
-
-def test_doctor_decodes_a_few_tokens_and_says_how(mtpx: Command, tiny_pack: Path) -> None:
-    done = mtpx("doctor", str(tiny_pack), "--json", "--depth", "1")
-    found = json.loads(done.out)
-    assert done.status == 0
-    running = found["running"]
-    assert (running["backend"], running["dtype"]) == ("torch", "float32")
-    assert (running["speculation"], running["depth"]) == ("on", 1)
-    assert 0 <= running["accepted"] <= running["judged"]
-    assert found["pack"]["fits"] is True
-    assert found["machine"]["cores"] >= 1
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ((), "adaptive: it chooses the depth, up to "),
-        (("--policy", "ollama"), "ollama: it chooses the depth, up to "),
-        (("--depth", "2"), "fixed: depth 2"),
-        (("--depth", "off"), "none: plain decode"),
-    ],
-)
-def test_doctor_says_which_policy_would_be_used(
-    mtpx: Command, tiny_pack: Path, options: tuple[str, ...], said: str
-) -> None:
-    out = mtpx("doctor", str(tiny_pack), *options).out
-    (line,) = [line for line in out.splitlines() if line.startswith("policy")]
-    assert line.split(None, 1)[1].startswith(said)
-
-
-def test_doctor_says_why_speculation_does_not_run(mtpx: Command, tiny_pack: Path) -> None:
-    out = mtpx("doctor", str(tiny_pack / "weights")).out
-    assert "speculation   not running: the pack has no MTP head" in out
-    out = mtpx("doctor", str(tiny_pack), "--depth", "off").out
-    assert "speculation   not running: switched off" in out
-
-
-def test_doctor_ends_with_one_line_to_paste(mtpx: Command, tiny_pack: Path) -> None:
-    last = mtpx("doctor", str(tiny_pack)).out.splitlines()[-1]
-    assert last.startswith("report        mtpx ")
-    assert "| torch on " in last
-
-
-def test_doctor_fetches_nothing_and_says_what_is_not_here(mtpx: Command) -> None:
-    done = mtpx("doctor", "smollm2-135m")
-    assert done.status == 0
-    assert "not tried: the weights are not here (`mtpx pack pull smollm2-135m`)" in done.out
-
-
-def test_doctor_reports_what_is_broken_instead_of_failing(
-    mtpx: Command, tiny_pack: Path, own_folders: Path
-) -> None:
-    (own_folders / "config").mkdir()
-    (own_folders / "config" / "config.toml").write_text("a b")
-    done = mtpx("doctor", str(tiny_pack))
-    assert done.status == 1
-    assert "config.toml, line 1, column 3" in done.out
-    assert mtpx("doctor", "/nope").status == 1
-
-
-def test_doctor_shows_a_backend_that_cannot_run(
-    mtpx: Command, tiny_pack: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mtpx.backend import Probe
-    from mtpx_mlx import MlxBackend
-    from mtpx_torch import TorchBackend
-
-    monkeypatch.setattr(TorchBackend, "probe", lambda *_: Probe(False, reason="no luck"))
-    monkeypatch.setattr(MlxBackend, "probe", lambda *_: Probe(False, reason="no Metal"))
-    done = mtpx("doctor", str(tiny_pack))
-    assert "torch: cannot run: no luck" in done.out
-    assert "mlx: cannot run: no Metal" in done.out
-    assert done.status == 1
 
 
 def test_a_containers_limit_counts_as_all_the_memory_there_is(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from trace_makers import a_round, request, run_record, slot, small_trace, written
 
@@ -294,6 +294,7 @@ def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(edits=[(1, b"\n", 0)])
 @given(
     st.lists(
         st.tuples(st.integers(0, len(SMALL) - 1), st.binary(max_size=3), st.integers(0, 40)),

@@ -34,9 +34,11 @@ class TorchBackend:
         if importlib.util.find_spec("torch") is None:
             return Probe(False, reason="torch is not installed (pip install torch)")
         try:
-            return Probe(True, device=_device_name(_device(device)))
+            found = _device(device)
+            free, total = _device_memory(found)
         except BackendError as error:
             return Probe(False, reason=str(error))
+        return Probe(True, device=_device_name(found), memory=total, memory_free=free)
 
     def load(self, pack: Pack, options: EngineOptions) -> TorchEngine:
         """Raises `BackendError` for what this device cannot do, `PackError` for what it cannot read."""
@@ -137,6 +139,18 @@ def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return cpu_name()
+
+
+def _device_memory(device: torch.device) -> tuple[int, int] | tuple[None, None]:
+    """(free, total) bytes of a GPU; what an integrated one shares with the processor counts too."""
+    import torch
+
+    if device.type != "cuda":
+        return None, None
+    try:
+        return torch.cuda.mem_get_info(device)
+    except RuntimeError as error:
+        raise BackendError(f"the CUDA device does not answer: {error}") from None
 
 
 def _recipe(

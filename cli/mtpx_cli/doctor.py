@@ -15,7 +15,7 @@ from mtpx_cli.terminal import say
 
 if TYPE_CHECKING:
     from mtpx.api import Model
-    from mtpx.doctor import Report, Running
+    from mtpx.doctor import BackendState, Report, Running
 
 UNWELL = 1
 """Exit status when the pack cannot be run here."""
@@ -90,9 +90,15 @@ def _lines(found: Report) -> Iterator[tuple[str, Any]]:
     yield "processor", f"{machine.processor}, {machine.cores} cores for this process"
     free = "" if machine.memory_free is None else f", {size(machine.memory_free)} free"
     yield "memory", "not known" if machine.memory is None else size(machine.memory) + free
+    if machine.busy:
+        yield (
+            "load",
+            f"{machine.load:g} on {machine.cores} cores: others hold them, so decoding may crawl and no "
+            "timing means much; close them, or try `--threads 1`",
+        )
     yield "versions", ", ".join(f"{name} {number}" for name, number in found.versions.items())
     for backend in found.backends:
-        yield "backend", f"{backend.name}: {backend.device or f'cannot run: {backend.reason}'}"
+        yield "backend", f"{backend.name}: {_device(backend)}"
     pack = found.pack
     yield "pack", f"{pack.name}: {pack.kind}; {pack.why}"
     if pack.weights_bytes is not None and pack.cache_bytes is not None:
@@ -100,7 +106,7 @@ def _lines(found: Report) -> Iterator[tuple[str, Any]]:
         yield (
             "needs",
             f"{size(pack.weights_bytes)} for weights, {size(pack.cache_bytes)} for a context of "
-            f"{pack.context} tokens: {fits[pack.fits]}",
+            f"{pack.context} tokens, in float32 (less in other precisions): {fits[pack.fits]}",
         )
     if found.running is not None:
         yield from _running(found.running)
@@ -111,6 +117,14 @@ def _lines(found: Report) -> Iterator[tuple[str, Any]]:
     if found.settings_error:
         yield "settings", found.settings_error
     yield "report", found.line
+
+
+def _device(backend: BackendState) -> str:
+    if not backend.device:
+        return f"cannot run: {backend.reason}"
+    if backend.memory is None or backend.memory_free is None:
+        return backend.device
+    return f"{backend.device}, {size(backend.memory)}, {size(backend.memory_free)} free"
 
 
 def _running(running: Running) -> Iterator[tuple[str, str]]:

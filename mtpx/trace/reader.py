@@ -101,12 +101,16 @@ def read(
     seen = number = 0
     for block, size, whole in _blocks(Path(path)):
         seen += len(block)
+        # The rest of an overlong line, newline included, is not in its block.
+        lines = block.count(b"\n") + (not block.endswith(b"\n"))
         try:
             records = _decoder.decode_lines(block)
         except _FAILURES:
+            records = []
+        # The decoder takes a line break inside a record for white space: one record is one line.
+        if len(records) != lines:
             records = _one_by_one(report, number, block, whole)
-        # The rest of an overlong line, newline included, is not in its block.
-        number += block.count(b"\n") + (whole and not block.endswith(b"\n"))
+        number += lines
         for record in records:
             if type(record) is RunRecord:
                 check_schema(report.path, record.schema)
