@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mtpx_cli.bench_rows import RowRange, bench_rows, refuse_beside_rows
 from mtpx_cli.choosing import policy_options
-from mtpx_cli.loading import EngineArguments, engine_options, load_model
+from mtpx_cli.loading import ENGINE_NAMES, EngineArguments, engine_options, load_model
 from mtpx_cli.terminal import note
 
 if TYPE_CHECKING:
@@ -152,6 +153,12 @@ def sampling(command: Callable[..., None]) -> Callable[..., None]:
     help="Instead: conversations of N turns, cold, warm without and with the carry, and plain.",
 )
 @click.option(
+    "--rows",
+    type=RowRange(),
+    help="Instead: what a forward of the target over 1 to K rows costs, in every precision (or the one "
+    "given) and tier; with --set compile=now compiled, too.",
+)
+@click.option(
     "--check",
     type=click.Choice(ANSWERS),
     help="Exit with 0 if this is the verdict, 1 if it is the other, 3 if there is none.",
@@ -187,6 +194,7 @@ def bench(
     looks: int,
     cold: bool,
     turns: int | None,
+    rows: int | None,
     check: str | None,
     trace_path: Path | None,
     html: Path | None,
@@ -203,6 +211,7 @@ def bench(
     mtpx bench smollm2-135m --plain-baseline --depths 1,2 --suite code
     mtpx bench --depths 0,1,2,3,auto
     mtpx bench --turns 6
+    mtpx bench --rows 1..8
 
     Every prompt is decoded in blocks of four runs, plain, MTP, MTP, plain or the other way round. The
     sample size is fixed before the first one. PACK is the last one used unless given. Several arms are
@@ -218,6 +227,10 @@ def bench(
     from mtpx.sampling import Sampling
     from mtpx.trace.page import check_writable
 
+    if rows is not None:
+        refuse_beside_rows(ctx, ENGINE_NAMES)
+        bench_rows(rows, pack, engine, repeats=repeats, as_json=as_json, quiet=quiet)
+        return
     if turns is not None:
         from mtpx_cli.bench_turns import bench_turns
 

@@ -79,6 +79,9 @@ _OPTIONS = [
     ),
 ]
 
+ENGINE_NAMES = {"backend", "device", "threads", "context", "precision", "tier", "settings"}
+"""Names of the parameters that `engine_options` adds."""
+
 
 def engine_options(command: F) -> F:
     """Add --backend, --device, --threads, --context, --precision, --tier and --set to a command, which
