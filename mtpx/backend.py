@@ -39,7 +39,8 @@ PAIR_QUEUE_LIMIT = 256
 class Probe:
     """Whether a backend can run here: `device` in words, or `reason`, the sentence why it cannot.
 
-    `memory` and `memory_free`: bytes of a device that has memory of its own, else `None`.
+    `memory` and `memory_free`: bytes of a device that has memory of its own, else `None`. `lacks`: what
+    it can do without, in a sentence.
     """
 
     available: bool
@@ -47,6 +48,7 @@ class Probe:
     reason: str = ""
     memory: int | None = None
     memory_free: int | None = None
+    lacks: str = ""
 
 
 @dataclass(frozen=True, slots=True)

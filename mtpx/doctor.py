@@ -61,14 +61,15 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BackendState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A backend: its `device` (bytes of the memory it has of its own), or the `reason` why it cannot
-    run."""
+    """A backend: its `device` (bytes of the memory it has of its own) and what it `lacks` but can do
+    without, or the `reason` why it cannot run."""
 
     name: str
     device: str = ""
     reason: str = ""
     memory: int | None = None
     memory_free: int | None = None
+    lacks: str = ""
 
 
 class PackState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -211,6 +212,7 @@ def _backend(name: str) -> BackendState:
         reason=probe.reason,
         memory=probe.memory,
         memory_free=probe.memory_free,
+        lacks=probe.lacks,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,21 @@ def test_doctor_tries_a_folder_that_only_a_backends_library_reads(mtpx: Command)
     found = json.loads(mtpx("doctor", str(hybrid), "--json").out)
     assert found["pack"]["kind"] != "refused"
     assert found["running"]["backend"] == "mlx"
+
+
+def test_doctor_says_once_that_there_is_no_compiler_and_still_runs(
+    mtpx: Command, tiny_pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -O2")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    done = mtpx("doctor", str(tiny_pack))
+    assert done.status == 0
+    assert done.out.count("there is no C++ compiler no-such-compiler") == 1
+
+
+def test_doctor_says_nothing_of_a_compiler_that_is_there(
+    mtpx: Command, tiny_pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", sys.executable)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "no compiled route" not in mtpx("doctor", str(tiny_pack)).out

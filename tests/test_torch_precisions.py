@@ -126,7 +126,7 @@ def test_without_a_compiler_decoding_is_eager_and_says_why(
 
     monkeypatch.setattr(CompiledStep, "_compiled", no_compiler)
     engine = load(pack, "float32", "now")
-    assert engine.compiled.why == "torch finds no C++ compiler (install g++ or clang)"
+    assert engine.compiled.why == "torch finds no C++ compiler (install g++, or name one in CXX)"
     assert engine.route([1]).kind == "eager"
     engine.close()
 

@@ -10,6 +10,7 @@ from mtpx.carry import carry_armed, carry_state
 from mtpx.errors import BackendError, PackError
 from mtpx.heads import require_wired, runs_on
 from mtpx.precision import Tier, choose_precision, choose_tier
+from mtpx_torch.compiler import lacking
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +39,13 @@ class TorchBackend:
             free, total = _device_memory(found)
         except BackendError as error:
             return Probe(False, reason=str(error))
-        return Probe(True, device=_device_name(found), memory=total, memory_free=free)
+        return Probe(
+            True,
+            device=_device_name(found),
+            memory=total,
+            memory_free=free,
+            lacks=lacking(found.type),
+        )
 
     def load(self, pack: Pack, options: EngineOptions) -> TorchEngine:
         """Raises `BackendError` for what this device cannot do, `PackError` for what it cannot read."""

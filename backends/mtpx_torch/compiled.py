@@ -120,5 +120,5 @@ def _options(device: torch.device) -> dict[str, Any]:
 def _reason(error: Exception) -> str:
     text = str(error)
     if "compiler" in text.lower() and "found" in text.lower():
-        return "torch finds no C++ compiler (install g++ or clang)"
+        return "torch finds no C++ compiler (install g++, or name one in CXX)"
     return f"{type(error).__name__}: {(text.splitlines() or [''])[0]}"

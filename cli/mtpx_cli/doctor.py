@@ -122,9 +122,10 @@ def _lines(found: Report) -> Iterator[tuple[str, Any]]:
 def _device(backend: BackendState) -> str:
     if not backend.device:
         return f"cannot run: {backend.reason}"
-    if backend.memory is None or backend.memory_free is None:
-        return backend.device
-    return f"{backend.device}, {size(backend.memory)}, {size(backend.memory_free)} free"
+    said = backend.device
+    if backend.memory is not None and backend.memory_free is not None:
+        said += f", {size(backend.memory)}, {size(backend.memory_free)} free"
+    return f"{said}; {backend.lacks}" if backend.lacks else said
 
 
 def _running(running: Running) -> Iterator[tuple[str, str]]:

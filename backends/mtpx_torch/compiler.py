@@ -1,0 +1,29 @@
+"""Whether the compiled route's tools are here, by looking for them: nothing is compiled, or imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+
+
+def lacking(device: str) -> str:
+    """What torch's compiler lacks on "cpu" or "cuda", in a sentence; "" where it lacks nothing.
+
+    For a CPU it calls g++, on a Mac clang++, or what CXX names; for CUDA Triton, which calls a C
+    compiler: CC, gcc or clang.
+    """
+    if device == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            return "no compiled route: Triton is not installed (pip install triton)"
+        if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang")))):
+            return "no compiled route: Triton finds no C compiler (install gcc or clang)"
+        return ""
+    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    # A compiler may be named with options of its own behind it.
+    if shutil.which(name.split()[0]) is None:
+        return (
+            f"no compiled route: there is no C++ compiler {name} (install it, or name one in CXX)"
+        )
+    return ""
