@@ -104,8 +104,8 @@ def plan(
     """Show the depth the measured planner chooses from TABLE and CALIBRATION, and why.
 
     TABLE is a file of `mtpx measure`, a published one in its publisher's form, or the name of one that
-    comes with mtpx (gb10-qwen3.8-27b). Without it the newest measured one is taken, and without
-    CALIBRATION the one that belongs to it.
+    comes with mtpx (gb10-qwen3.8-27b). Without it the newest measured one is taken, the shortest context
+    first, and without CALIBRATION the one that belongs to it.
 
     \b
     mtpx plan gb10-qwen3.8-27b --width 4 --objective energy --slack 0
@@ -203,7 +203,7 @@ def _given(
                 "nothing was measured on this machine yet; `mtpx measure --calibrate` does it, or name a "
                 f"published table: {', '.join(published_names())}"
             )
-        path, costs = found.tables[0]
+        path, costs = _shortest_of_the_newest(found.tables)
     elif table in published_names():
         costs, fitted = published(table)
     else:
@@ -220,6 +220,15 @@ def _given(
             )
         fitted = mine[0]
     return costs, fitted, path
+
+
+def _shortest_of_the_newest(tables: list[tuple[Path, CostTable]]) -> tuple[Path, CostTable]:
+    """One measurement leaves a table a context; a conversation begins in the shortest."""
+    from msgspec.structs import replace
+
+    key = tables[0][1].key
+    same = [(p, t) for p, t in tables if replace(t.key, context=key.context) == key]
+    return min(same, key=lambda found: found[1].key.context)
 
 
 def _check(
