@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test setup lint types layers unit bench overhead train-head check-mac clean
+.PHONY: demo test setup lint types layers unit bench bench-peers overhead train-head check-mac clean
 
 demo: setup
 	$(BIN)/mtpx bench smollm2-135m --plain-baseline
@@ -41,6 +41,10 @@ unit: setup
 
 bench: setup
 	$(BIN)/mtpx bench --plain-baseline
+
+# against transformers, and llama.cpp where llama-cpp-python is installed
+bench-peers: setup
+	$(BIN)/python tests/peers.py
 
 overhead: setup
 	$(BIN)/python -m mtpx.simulate --overhead
