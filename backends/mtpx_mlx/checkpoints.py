@@ -28,15 +28,20 @@ class Checkpoint:
 
     @classmethod
     def of(cls, state: TargetState) -> Checkpoint:
-        layers = {
-            i: layer.copy()
-            for i, layer in enumerate(state.layers)
-            if not isinstance(layer, KVLayer)
-        }
+        return cls.holding(state.positions, {i: state.layers[i].copy() for i in cls.kept(state)})
+
+    @classmethod
+    def holding(cls, position: int, layers: dict[int, LayerState]) -> Checkpoint:
+        """These layers, computed."""
         held = [layer.cache.state for layer in layers.values()]
         mx.eval(held)
         arrays = [a for _, a in tree_flatten(held) if isinstance(a, mx.array)]
-        return cls(state.positions, layers, sum(a.nbytes for a in arrays))
+        return cls(position, layers, sum(a.nbytes for a in arrays))
+
+    @staticmethod
+    def kept(state: TargetState) -> list[int]:
+        """Numbers of the layers that cannot be cut."""
+        return [i for i, layer in enumerate(state.layers) if not isinstance(layer, KVLayer)]
 
     def put_into(self, state: TargetState) -> None:
         """Take a later state of the same sequence back to this one."""

@@ -162,7 +162,7 @@ class MlxEngine:
 
     @_on_device
     def thaw(self, frozen: Frozen) -> Snapshot:
-        return thaw(frozen, self.target.fresh())
+        return thaw(frozen, self.target, self.head)
 
     def release(self, slot: MlxSlot) -> None:
         if slot in self._open:

@@ -178,6 +178,27 @@ class DeltaLayer:
             return self._now
         return positions if positions >= self._first else 0
 
+    def standing(self) -> tuple[Held, Ran | None]:
+        """A state held whole and the rows to run on it: together the state after the rows that stand.
+        Something has been computed."""
+        cache, r = self.cache, self._now - self._first
+        assert cache.before is not None
+        if cache.rows is None or r == 0:
+            return cache.before, None
+        if r == cache.rows.inputs.shape[1] and cache.after is not None:
+            return cache.after, None
+        return cache.before, Ran(*(part[:, :r] for part in cache.rows))
+
+    @classmethod
+    def after(cls, positions: int, held: Held, rows: Ran | None) -> DeltaLayer:
+        """A layer of `positions` positions, the last of which are `rows`, to run on `held`."""
+        cache = DeltaCache()
+        cache.before, cache.rows = held, rows
+        layer = cls(cache)
+        layer._now = positions
+        layer._first = positions - (0 if rows is None else rows.inputs.shape[1])
+        return layer
+
     def copy(self) -> DeltaLayer:
         twin = DeltaLayer(copy.copy(self.cache))
         twin._first, twin._now = self._first, self._now
