@@ -14,14 +14,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
+from msgspec.inspect import (
+    BoolType,
+    FloatType,
+    IntType,
+    LiteralType,
+    NoneType,
+    StructType,
+    UnionType,
+    type_info,
+)
 
 from mtpx import paths
 from mtpx.config import PREFIX, Environment
 from mtpx.errors import MtpxError, SettingsError
-from mtpx.precision import PRECISIONS, TIERS, Precision, Tier
+from mtpx.precision import Precision, Tier
 
 LIMIT = 1 << 20
 """Bytes. Settings are a page of text; what is larger is something else under the name."""
@@ -231,15 +241,31 @@ def _known(name: str, written: str, where: str) -> str:
 def _converted(name: str, value: object, where: str, *, strict: bool) -> Any:
     try:
         return getattr(msgspec.convert({name: value}, Settings, strict=strict), name)
-    except msgspec.ValidationError as error:
-        said = re.sub(r" - at `\$[^`]*`$", "", str(error))
-        want = {
-            "depth": "a number of drafts, off or auto",
-            "thinking": "on or off",
-            "precision": f"one of auto, {', '.join(PRECISIONS)}",
-            "tier": f"one of auto, {', '.join(TIERS)}",
-        }.get(name, said)
-        raise SettingsError(f"{where}: {name} cannot be {value!r}: {want}") from None
+    except msgspec.ValidationError:
+        raise SettingsError(f"{where}: {name} cannot be {value!r}: {_wanted(name)}") from None
+
+
+def _wanted(name: str) -> str:
+    """What the setting takes, in words."""
+    if name == "depth":
+        return "a number of drafts, off or auto"
+    kinds = {field.name: field.type for field in cast(StructType, type_info(Settings)).fields}
+    union = cast(UnionType, kinds[name])
+    kind = next(one for one in union.types if not isinstance(one, NoneType))
+    match kind:
+        case LiteralType(values):
+            *others, last = map(str, values)
+            return f"{', '.join(others)} or {last}"
+        case IntType(ge=None):
+            return "a whole number"
+        case IntType(ge=least):
+            return f"a whole number, {least} or more"
+        case FloatType():
+            return "a number"
+        case BoolType():
+            return "true or false"
+        case _:
+            return "text (in quotes in the file)"
 
 
 def _check_sampling(found: dict[str, Found]) -> None:

@@ -157,7 +157,7 @@ def speed_lines(result: BenchResult) -> list[str]:
 def pasteable(result: BenchResult) -> list[str]:
     """The result as Markdown: a line on what ran, and a table with a row an arm."""
     a = result.about
-    threads = f", {a.threads} threads" if a.threads else ""
+    threads = f", {a.threads} thread{'s' if a.threads > 1 else ''}" if a.threads else ""
     prompts = f"{result.design.prompts} prompts × {a.max_tokens} tokens"
     quantised = a.quantisation if a.quantisation not in ("", "none") else a.dtype
     lines = [

@@ -202,6 +202,10 @@ def _set_now(chat: Chat) -> str:
     return ", ".join(said)
 
 
+def _counted(count: int) -> str:
+    return "1 turn" if count == 1 else f"{count} turns"
+
+
 def _save(chat: Chat, argument: str) -> None:
     from mtpx import transcript
 
@@ -209,7 +213,7 @@ def _save(chat: Chat, argument: str) -> None:
     path = transcript.save(
         _file(argument, "/save"), session.system, session.turns, pack=session.model.pack.name
     )
-    chat.say(f"saved {len(session.turns)} turns to {path}")
+    chat.say(f"saved {_counted(len(session.turns))} to {path}")
 
 
 def _load(chat: Chat, argument: str) -> None:
@@ -218,7 +222,7 @@ def _load(chat: Chat, argument: str) -> None:
     system, turns = transcript.load(_file(argument, "/load"))
     chat.session.restart(system, turns)
     chat.show(turns[-1:])
-    chat.say(f"loaded {len(turns)} turns")
+    chat.say(f"loaded {_counted(len(turns))}")
 
 
 def _quit(chat: Chat, argument: str) -> None:

@@ -82,7 +82,7 @@ def _what_ran(run: RunSummary, notes: Notes) -> Iterable[RenderableType]:
     else:
         r = run.run
         parameters = ", ".join(f"{k} {v}" for k, v in r.policy_parameters.items())
-        threads = f", {r.threads} threads" if r.threads else ""
+        threads = f", {r.threads} thread{'s' if r.threads > 1 else ''}" if r.threads else ""
         facts = [
             (
                 "pack",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from contextlib import suppress
 from typing import Any
 
@@ -20,11 +22,31 @@ def complain(sentence: str) -> None:
 
 
 def note(line: str, **style: Any) -> None:
-    """A line on stderr, in this `click.style` on a terminal that wants it (https://no-color.org).
-    Where stderr cannot be written there is nobody to tell."""
-    wants = is_terminal(sys.stderr) and not Environment.from_environ().no_color
+    """A line on stderr, in this `click.style` on a terminal that wants it (https://no-color.org), and
+    broken between words there. Where stderr cannot be written there is nobody to tell."""
+    wants = False
+    if is_terminal(sys.stderr):
+        wants = not Environment.from_environ().no_color
+        line = between_words(line, shutil.get_terminal_size().columns)
     with suppress(OSError):
         click.echo(click.style(line, **style) if wants else line, err=True)
+
+
+def between_words(text: str, width: int) -> str:
+    """Lines longer than `width` characters broken at spaces; a path or a command stays in one piece."""
+    return "\n".join(
+        line
+        if len(line) <= width
+        else textwrap.fill(
+            line,
+            width,
+            replace_whitespace=False,
+            expand_tabs=False,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in text.split("\n")
+    )
 
 
 def say(text: str = "", *, end: str = "\n") -> None:
