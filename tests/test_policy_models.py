@@ -15,6 +15,8 @@ from trace_makers import a_round, slot
 
 from mtpx.errors import PolicyError
 from mtpx.policy.acceptance import (
+    BEGINNING,
+    CARRIED,
     AcceptanceModel,
     DriftingAcceptance,
     expected_tokens,
@@ -97,6 +99,53 @@ def test_positions_that_were_not_reached_move_with_the_others_at_an_alarm() -> N
     while not model.alarms:
         model.observe(1, 0)
     assert model.rates[2] < deep - 0.1
+
+
+def test_the_end_of_one_answer_says_little_of_the_next() -> None:
+    model = DriftingAcceptance()
+    for i in range(400):
+        model.observe(1, int(i % 5 < 2))
+    while not model.alarms:
+        model.observe(1, 0)
+    assert model.expected(1)[0] < 0.15
+    model.begin()
+    assert 0.25 < model.expected(1)[0] < 0.4
+
+
+def test_an_answer_like_those_before_keeps_what_is_known() -> None:
+    model = DriftingAcceptance()
+    for i in range(400):
+        model.observe(1, int(i % 5 < 2))
+    before = model.expected(1)[0]
+    model.begin()
+    assert model.expected(1)[0] == pytest.approx(before, abs=0.01)
+    assert model.worth(0) == BEGINNING + CARRIED
+
+
+def test_an_answer_unlike_all_before_is_still_met() -> None:
+    model = DriftingAcceptance()
+    for i in range(2000):
+        model.observe(1, int(i % 5 < 4))
+    model.begin()
+    for i in range(40):
+        model.observe(1, int(i % 10 < 1))
+    assert model.expected(1)[0] < 0.3
+
+
+@given(rounds=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.booleans()), max_size=80))
+def test_rates_stay_probabilities_however_answers_follow_each_other(
+    rounds: list[tuple[int, int, bool]],
+) -> None:
+    model = DriftingAcceptance()
+    for judged, accepted, begins in rounds:
+        if begins:
+            model.begin()
+        model.observe(judged, min(accepted, judged))
+        model.advance()
+        assert all(0.0 <= rate <= 1.0 for rate in model.expected(8))
+    again = DriftingAcceptance()
+    again.restore(model.state())
+    assert again.state() == model.state()
 
 
 @pytest.mark.parametrize("model", [AcceptanceModel(), DriftingAcceptance()])

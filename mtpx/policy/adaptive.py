@@ -266,6 +266,10 @@ class AdaptiveDepth:
         self._calm += 1
         self.credit = min(MOST, self.credit + max(SHARE, TRIAL_LOSS / self._longest))
         self.seen.advance()
+        requests = [slot.request for slot in round.slots]
+        if not set(requests) <= set(self._requests):
+            self.seen.begin()
+            self._review = 0
         alarm = False
         for slot, mode in zip(round.slots, self._modes, strict=False):
             alarm |= self.seen.learn(slot, mode)
@@ -274,7 +278,6 @@ class AdaptiveDepth:
         excluded = self._timed(round)
         self._decision.excluded = excluded
         self._decision.cost_sample = not excluded
-        requests = [slot.request for slot in round.slots]
         self.cutting.tick()
         if alarm:
             self._review = 0

@@ -40,6 +40,11 @@ class Experience:
         for costs in self.costs.values():
             costs.advance()
 
+    def begin(self) -> None:
+        """An answer begins, on a text of its own."""
+        for model in self.acceptance.values():
+            model.begin()
+
     def costs_of(self, group: Group) -> MeasuredCosts:
         """This group's costs; those of a new one are empty, or the fixed ones."""
         costs = self.costs.get(group)
