@@ -155,6 +155,12 @@ def test_a_saved_conversation_goes_on_where_it_was(chat: Any, tmp_path: Path) ->
     assert whole == first + chat(f"/load {file}", "two").out.removeprefix(first)
 
 
+def test_one_turn_is_counted_as_one(chat: Any, tmp_path: Path) -> None:
+    file = tmp_path / "one.json"
+    assert f"saved 1 turn to {file}" in chat("one", f"/save {file}").err
+    assert "loaded 1 turn\n" in chat(f"/load {file}").err
+
+
 def test_saving_replaces_a_conversation_and_nothing_else(chat: Any, tmp_path: Path) -> None:
     other = tmp_path / "notes.json"
     other.write_text('{"mine": 1}')

@@ -72,6 +72,14 @@ def test_another_key_is_refused_in_one_line_that_names_it(
     assert not fresh.seen.costs
 
 
+def test_a_digest_that_differs_is_told_by_its_first_digits(
+    env: Environment, learned: AdaptiveDepth
+) -> None:
+    save(learned, replace(INFO, head_digest="ab" * 32), env)
+    said = load(AdaptiveDepth(), replace(INFO, head_digest="cd" * 32), env)
+    assert said.endswith("head was abababababab, is cdcdcdcdcdcd")
+
+
 @pytest.mark.parametrize(
     "damage",
     [b"", b"{", b"[]", b"\xff\xfe", b"null", b"{" * 9000, b'{"format":1}', b"x" * (1 << 21)],

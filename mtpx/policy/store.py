@@ -9,6 +9,7 @@ write the later one stays.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,13 +61,18 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def differs(self, other: Key) -> list[str]:
-        """Names of the fields that differ, with both values."""
+        """Names of the fields that differ, with both values; of a digest the first twelve digits."""
         pairs = [(f, getattr(self, f), getattr(other, f)) for f in self.__struct_fields__]
         return [
-            f"{field} was {mine!r}, is {theirs!r}"
+            f"{field} was {_shown(mine)}, is {_shown(theirs)}"
             for field, mine, theirs in pairs
             if mine != theirs
         ]
+
+
+def _shown(value: object) -> str:
+    shown = str(value)
+    return shown[:12] if re.fullmatch(r"[0-9a-f]{64}", shown) else repr(value)
 
 
 class Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
