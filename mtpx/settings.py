@@ -146,6 +146,7 @@ def load(env: Environment | None = None) -> dict[str, Found]:
     found = written | variables
     _check_sampling(found)
     _check_policy(found)
+    _check_session(found)
     return found
 
 
@@ -277,6 +278,16 @@ def _check_sampling(found: dict[str, Found]) -> None:
                 Sampling(**{name: found[name].value})
             except MtpxError as error:
                 raise SettingsError(f"{found[name].source}: {error}") from None
+
+
+def _check_session(found: dict[str, Found]) -> None:
+    from mtpx.sessions import checked
+
+    if "session" in found and found["session"].value is not None:
+        try:
+            checked(found["session"].value)
+        except MtpxError as error:
+            raise SettingsError(f"{found['session'].source}: {error}") from None
 
 
 def _check_policy(found: dict[str, Found]) -> None:

@@ -52,6 +52,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("a b", ", line 1, column 3: Expected '='"),
+        ("session = '../x'", ", line 1: '../x' cannot be a session's name"),
         ("x = 1\ny = [", ", line 2, column 6: "),
         (b"x = 1\n\xff", ", line 2, column 1: not UTF-8 text"),
         (

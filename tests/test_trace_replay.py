@@ -327,3 +327,10 @@ def test_export_to_where_nothing_can_be_written_is_a_sentence(tmp_path: Path) ->
     result = invoke("export", path, "--csv", "--out", tmp_path / "none" / "t.csv")
     assert isinstance(result.exception, TraceError)
     assert "cannot be written" in str(result.exception)
+
+
+def test_nothing_is_exported_of_what_is_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "no").write_text("none\n")
+    result = invoke("export", tmp_path / "no", "--csv")
+    assert result.exception is not None
+    assert result.stdout == ""

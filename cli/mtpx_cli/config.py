@@ -49,10 +49,11 @@ def config(as_json: bool, only_path: bool) -> None:
         name: clean(found[name].value) if name in found else default
         for name, default in settings.DEFAULTS.items()
     }
+    first = max(map(len, shown))
     width = max(min(40, len(value)) for value in shown.values())
     for name, value in shown.items():
         source = clean(found[name].source) if name in found else "default"
-        say(f"{name:18}  {value:{width}}  {source}")
+        say(f"{name:{first}}  {value:{width}}  {source}")
     if not path.exists():
         note(f"there is no settings file yet; it would be {path}", dim=True)
     for name in settings.unknown_variables():

@@ -21,7 +21,7 @@ WIDEST = 100
 """Columns. Wider lines are harder to read, and tables do not need them."""
 
 
-LONGEST_CELL = 11
+LONGEST_CELL = len("inconclusive")
 """Characters of a number or a word that are never broken; ten columns of them would not fit."""
 
 

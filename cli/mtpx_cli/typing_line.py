@@ -104,7 +104,7 @@ class Typed:
 
     def _noted(self, data: str) -> str:
         text = data.replace("\r\n", "\n").replace("\r", "\n")
-        lines = text.count("\n") + 1
+        lines = text.removesuffix("\n").count("\n") + 1
         if lines <= LONG_LINES and len(text) <= LONG_CHARACTERS:
             return text
         self._pasted.append(text)

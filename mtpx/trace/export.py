@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, TextIO
 
 from mtpx.round import Round
@@ -48,11 +49,13 @@ empty; `confidences` are separated by spaces."""
 
 def write_csv(records: Iterable[Record], file: TextIO) -> int:
     """The rounds of a trace as CSV with a heading; returns how many rows. `file` is opened with
-    newline=""."""
+    newline="". Nothing is written of what cannot be read."""
+    found = rows(records)
+    first = next(found, None)
     writer = csv.DictWriter(file, COLUMNS, restval="")
     writer.writeheader()
     count = 0
-    for row in rows(records):
+    for row in found if first is None else chain([first], found):
         writer.writerow(row)
         count += 1
     return count
