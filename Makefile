@@ -1,5 +1,6 @@
 # make demo   sets everything up, fetches the embedded model, benches it, reports
 # make test   sets everything up and passes the tests, lint, types and layering included
+# make test-slow   the tests that take minutes each
 # Both need Python 3.11 or newer and make; PYTHON=python3.12 chooses another interpreter.
 
 VENV ?= .venv
@@ -7,7 +8,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test setup lint types layers unit bench bench-peers overhead train-head check-mac clean
+.PHONY: demo test setup lint types layers unit test-slow bench bench-peers overhead train-head check-mac clean
 
 demo: setup
 	$(BIN)/mtpx bench smollm2-135m --plain-baseline
@@ -38,6 +39,9 @@ layers: setup
 
 unit: setup
 	$(BIN)/pytest
+
+test-slow: setup
+	$(BIN)/pytest -m slow
 
 bench: setup
 	$(BIN)/mtpx bench --plain-baseline

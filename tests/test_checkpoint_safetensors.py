@@ -43,7 +43,7 @@ def test_the_embedded_head_reads_as_torch_reads_it() -> None:
     torch = pytest.importorskip("torch")
     tensors, metadata = read_safetensors(HEAD)
     with safe_open(HEAD, "pt") as reference:
-        assert metadata == reference.metadata()
+        assert metadata == (reference.metadata() or {})
         assert set(tensors) == set(reference.keys())
         for name, tensor in tensors.items():
             expected = reference.get_tensor(name)

@@ -83,6 +83,7 @@ def test_text_is_the_plain_text_at_every_depth_on_50_prompts(prompts: list[list[
     assert found.ties <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 def test_text_is_the_plain_text_without_a_tie_where_rows_keep_their_bits(
     prompts: list[list[int]], precision: str
