@@ -112,7 +112,7 @@ def test_the_embedded_model_is_the_one_transformers_loads(embedded_weights: Path
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         embedded_weights.parent, gguf_file=embedded_weights.name, dtype=torch.float32
     ).eval()
-    with mtpx.load(packs.EMBEDDED) as model:
+    with mtpx.load(packs.EMBEDDED, precision="float32") as model:
         engine = InspectableEngine.of(model.engine)  # type: ignore[arg-type]
         for prompt in PROMPTS:
             tokens = model.encode([{"role": "user", "content": prompt}])
