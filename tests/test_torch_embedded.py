@@ -77,10 +77,11 @@ def subject(prompts: list[list[int]], precision: str = "float32", **changes: obj
     return Subject("smollm2-135m", load, prompts, **changes)  # type: ignore[arg-type]
 
 
-def test_text_is_the_plain_text_at_every_depth_on_50_prompts(prompts: list[list[int]]) -> None:
-    found = every_depth_gives_the_plain_text(subject(prompts, depth=4, tokens=16, tolerance=2e-3))
-    assert found.compared >= 50 * 4 * 8
-    assert found.ties <= 2
+def test_text_is_the_plain_text_at_every_depth(prompts: list[list[int]]) -> None:
+    some = prompts[::6]
+    found = every_depth_gives_the_plain_text(subject(some, depth=4, tokens=8, tolerance=2e-3))
+    assert found.compared >= len(some) * 4 * 4
+    assert found.ties <= 1
 
 
 @pytest.mark.slow
