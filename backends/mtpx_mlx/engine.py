@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 import mlx.core as mx
 
 from mtpx.backend import PAIR_QUEUE_LIMIT, Drafts, EngineInfo, Forward, Outcome, Slot
-from mtpx.errors import BackendError, PromptError
+from mtpx.errors import BackendError
+from mtpx.host_slot import check_opening, no_drafts
+from mtpx.outcome import outcome
 from mtpx.round import Route
 from mtpx.sampling import USE_COMMIT, Sampling, uniforms
 from mtpx.snapshots import SNAPSHOT_EVERY, snapshot_due
 from mtpx_mlx.checkpoints import Checkpoint, bounded
 from mtpx_mlx.frozen import freeze, thaw
-from mtpx_mlx.judge import judge, outcome, peaks, read
+from mtpx_mlx.judge import judge, peaks, read
 from mtpx_mlx.propose import MlxDrafts, Proposer
 from mtpx_mlx.sample import Counts, distribution, draw, to_device
 from mtpx_mlx.slot import Flight, HeadState, MlxSlot
@@ -87,15 +89,10 @@ class MlxEngine:
         session: int = 0,
         reuse: object | None = None,
     ) -> MlxSlot:
-        if self._closed:
-            raise BackendError("the engine is closed; load the pack again")
         tokens = [int(t) for t in tokens]
-        self._check_prompt(tokens)
-        if len(self._open) >= self.width:
-            raise BackendError(
-                f"{self.width} sequences are open, which is all this engine was loaded for; "
-                "close one, or load with a larger max_width"
-            )
+        check_opening(
+            tokens, self._info, opened=len(self._open), width=self.width, closed=self._closed
+        )
         slot = MlxSlot(
             engine=self,
             tokens=tokens,
@@ -114,21 +111,6 @@ class MlxEngine:
         self._open.append(slot)
         adopt(slot, cast("Snapshot | None", reuse), carry=self.carry)
         return slot
-
-    def _check_prompt(self, tokens: list[int]) -> None:
-        if not tokens:
-            raise PromptError("the prompt is empty: give at least one token")
-        over = len(tokens) - self._info.context_limit
-        if over >= 0:
-            raise PromptError(
-                f"the prompt has {len(tokens)} tokens, {over + 1} more than fit in the context of "
-                f"{self._info.context_limit} with room for an answer"
-            )
-        wrong = [t for t in tokens if not 0 <= t < self._info.vocab_size]
-        if wrong:
-            raise PromptError(
-                f"token id {wrong[0]} is outside the vocabulary of {self._info.vocab_size}"
-            )
 
     @_on_device
     def rewind(self, slot: MlxSlot, position: int) -> int:
@@ -219,12 +201,7 @@ class MlxEngine:
         if cap <= 0:
             return 0
         if slot.head is None:
-            raise BackendError(
-                "this request decodes plain: it was opened without the head"
-                if self.proposer is not None
-                else self._info.details.get("plain")
-                or f"{self._info.pack} has no head, so nothing can be drafted"
-            )
+            raise no_drafts(self._info, has_head=self.proposer is not None)
         limit = min(self._info.head_depth_limit, self._info.context_limit - len(slot.tokens))
         return min(cap, limit) if slot.head.drafts(slot.pairs) else 0
 
@@ -250,7 +227,7 @@ class MlxEngine:
         parts = []
         for slot, made, depth in zip(slots, drafts.slots, depths, strict=True):
             slot.settle()
-            self._check_ready(slot)
+            slot.check_ready(self._info)
             last = mx.array(slot.tokens[-1:], dtype=mx.uint32)
             if made is None:
                 tokens, q, u = last[:0], None, self._uniforms(slot, 0)
@@ -287,7 +264,7 @@ class MlxEngine:
     def _pipelined(self, slots: list[MlxSlot]) -> list[Outcome]:
         """Launch the next step from this step's token, still on the device, then read this one."""
         for slot in slots:
-            self._check_ready(slot)
+            slot.check_ready(self._info)
         if any(s.flight is None for s in slots):
             for slot in slots:
                 slot.settle()
@@ -347,16 +324,6 @@ class MlxEngine:
         if len(mine) != len(slots):
             raise BackendError("a slot is closed, or belongs to another engine")
         return mine
-
-    def _check_ready(self, slot: MlxSlot) -> None:
-        if slot.filled != len(slot.tokens) - 1:
-            raise BackendError(
-                f"the slot is not prefilled: {slot.filled} of {len(slot.tokens) - 1} tokens are in"
-            )
-        if len(slot.tokens) > self._info.context_limit:
-            raise PromptError(
-                f"the context of {self._info.context_limit} tokens is full; nothing more fits"
-            )
 
     def route(self, rows: Sequence[int]) -> Route:
         return Route("eager")

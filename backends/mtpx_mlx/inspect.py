@@ -44,7 +44,7 @@ class InspectableEngine(MlxEngine):
 
     def logits(self, slot: Slot) -> FloatArray:
         (mine,) = self._mine([slot])
-        self._check_ready(mine)
+        mine.check_ready(self._info)
         mine.settle()
         with mx.stream(self.device):
             rows = self.target(mx.array(mine.tokens[-1:]), mine.state)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
-from mtpx.backend import Forward, Outcome, TokenLogprob
-from mtpx.errors import NonFiniteLogits
+from mtpx.outcome import Read
 from mtpx_mlx.sample import accept, distribution, penalise
 
 if TYPE_CHECKING:
     from mtpx_mlx.slot import MlxSlot
 
 Parts = dict[str, mx.array]
-Read = Mapping[str, npt.NDArray[Any]]
 
 
 def judge(
@@ -70,48 +67,3 @@ def read(parts: Sequence[Parts], *also: Any) -> list[Read]:
     """Every array of every slot on the host, after one evaluation of them and of `also`."""
     mx.eval(list(parts), *also)
     return [{name: np.array(array) for name, array in part.items()} for part in parts]
-
-
-def outcome(slot: MlxSlot, found: Read, forward: Forward) -> Outcome:
-    """What the slot commits. Raises `NonFiniteLogits`; the slot is untouched then."""
-    if not np.isfinite(found["peak"]).all():
-        raise NonFiniteLogits(
-            f"the target's logits are not finite at position {len(slot.tokens)} "
-            f"(request {slot.request}); its weights or its precision are at fault"
-        )
-    confidences = found.get("confidence")
-    if confidences is not None and not np.isfinite(confidences).all():
-        raise NonFiniteLogits(
-            f"the head's logits are not finite at position {len(slot.tokens)} "
-            f"(request {slot.request}); decode without it (--depth off)"
-        )
-    drafts = found["drafts"].tolist() if "drafts" in found else []
-    if "best" in found:
-        best = found["best"].tolist()
-        accepted = 0
-        while accepted < len(drafts) and drafts[accepted] == best[accepted]:
-            accepted += 1
-        last = best[accepted]
-    else:
-        accepted, last = int(found["accepted"][0]), int(found["last"][0])
-    committed, ended = slot.cut([*drafts[:accepted], last])
-    return Outcome(
-        accepted=min(accepted, len(committed)),
-        committed=committed,
-        forward=forward,
-        ended=ended,
-        confidences=None if confidences is None else confidences.tolist(),
-        logprobs=_token_logprobs(found, committed, accepted),
-    )
-
-
-def _token_logprobs(found: Read, committed: list[int], accepted: int) -> list[TokenLogprob] | None:
-    if "last_logprob" not in found:
-        return None
-    out = []
-    for row, token in enumerate(committed):
-        name = "draft_logprob" if row < accepted else "last_logprob"
-        ids, values = found["top_token"][row], found["top_logprob"][row]
-        top = [(int(t), float(v)) for t, v in zip(ids, values, strict=True)]
-        out.append(TokenLogprob(token, float(found[name][row]), top))
-    return out

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mtpx.reuse import Reuse, Reused
+from mtpx.host_slot import HostSlot
 from mtpx_mlx.hidden import HiddenRows
 from mtpx_mlx.pair_cache import PairCache
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from mtpx.carry import CarriedHead, CarryOutcome
-    from mtpx.sampling import Sampling
     from mtpx_mlx.checkpoints import Checkpoint
     from mtpx_mlx.engine import MlxEngine
     from mtpx_mlx.sample import Counts
@@ -56,53 +53,24 @@ class HeadState:
             self.key = pairs - 1 if self.rows else -1
 
 
-@dataclass(slots=True, eq=False)
-class MlxSlot:
+@dataclass(slots=True, eq=False, kw_only=True)
+class MlxSlot(HostSlot):
     """`state` covers `filled` positions between two rounds; `checkpoints` are earlier states that a
     recurrent target can go back to. `held` is the head's side, `None` where no head is loaded; a plain
-    run (`headed` false) adds nothing to it and only hands it on. `round` counts target forwards that
-    drew tokens. `kept` is what was taken over when it was opened, `carried` the head's part of that,
-    `outcome` what became of it, `carry_ms` the time that took."""
+    run (`headed` false) adds nothing to it and only hands it on."""
 
     engine: MlxEngine
-    tokens: list[int]
-    prompt: int
-    sampling: Sampling
-    seed: int
-    request: int
-    end_ids: frozenset[int]
     state: TargetState
     held: HeadState | None
     headed: bool
-    session: int = 0
     counts: Counts | None = None
-    filled: int = 0
-    round: int = 0
     flight: Flight | None = None
     checkpoints: list[Checkpoint] = field(default_factory=list)
-    kept: Reuse = Reuse(0)
-    carried: CarriedHead | None = None
-    outcome: CarryOutcome | None = None
-    carry_ms: float | None = None
 
     @property
     def head(self) -> HeadState | None:
         """The head's side, unless this is a plain run."""
         return self.held if self.headed else None
-
-    @property
-    def pairs(self) -> int:
-        """Head pairs that the tokens and the target's state make up, the last one's number + 1."""
-        return min(self.filled, len(self.tokens) - 1)
-
-    @property
-    def reused(self) -> Reused:
-        return Reused(self.kept.tokens, self.kept.why, self.outcome, self.carry_ms)
-
-    @property
-    def pipelines(self) -> bool:
-        """Whether the next step can start before this token is known to the host."""
-        return not self.sampling.penalised and self.sampling.logprobs is None
 
     def settle(self) -> None:
         """Forget rows of a forward that were never committed: a step in flight, a round that failed
@@ -110,13 +78,6 @@ class MlxSlot:
         self.flight = None
         if self.state.positions != self.filled:
             self.state.keep(self.filled)
-
-    def cut(self, committed: Sequence[int]) -> tuple[list[int], bool]:
-        """`committed` up to and including the first end id, and whether there was one."""
-        for i, token in enumerate(committed):
-            if token in self.end_ids:
-                return list(committed[: i + 1]), True
-        return list(committed), False
 
     def rewind(self, position: int) -> int:
         return self.engine.rewind(self, position)

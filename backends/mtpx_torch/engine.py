@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from mtpx.backend import PAIR_QUEUE_LIMIT, Drafts, EngineInfo, Forward, Outcome, Slot
-from mtpx.errors import BackendError, PromptError
+from mtpx.errors import BackendError
+from mtpx.host_slot import check_opening, no_drafts
+from mtpx.outcome import outcome
 from mtpx.round import Route
 from mtpx.sampling import USE_COMMIT, Sampling, uniforms
 from mtpx_torch.cache import SLACK, KVCache, zeros
 from mtpx_torch.compiled import CompiledStep
 from mtpx_torch.forward import Forwards
 from mtpx_torch.frozen import freeze, thaw
-from mtpx_torch.judge import judge, outcome, read
+from mtpx_torch.judge import judge, read
 from mtpx_torch.propose import Proposer, TorchDrafts
 from mtpx_torch.sample import Counts, distribution, draw
 from mtpx_torch.slot import Flight, TorchSlot
@@ -97,15 +99,10 @@ class TorchEngine:
         session: int = 0,
         reuse: object | None = None,
     ) -> TorchSlot:
-        if self._closed:
-            raise BackendError("the engine is closed; load the pack again")
         tokens = [int(t) for t in tokens]
-        self._check_prompt(tokens)
-        if not self._free:
-            raise BackendError(
-                f"{self.width} sequences are open, which is all this engine was loaded for; "
-                "close one, or load with a larger max_width"
-            )
+        check_opening(
+            tokens, self._info, opened=len(self._open), width=self.width, closed=self._closed
+        )
         slot = TorchSlot(
             engine=self,
             index=self._free.pop(),
@@ -133,21 +130,6 @@ class TorchEngine:
         """A number that no other slot of this engine has."""
         self._tickets += 1
         return self._tickets
-
-    def _check_prompt(self, tokens: list[int]) -> None:
-        if not tokens:
-            raise PromptError("the prompt is empty: give at least one token")
-        over = len(tokens) - self._info.context_limit
-        if over >= 0:
-            raise PromptError(
-                f"the prompt has {len(tokens)} tokens, {over + 1} more than fit in the context of "
-                f"{self._info.context_limit} with room for an answer"
-            )
-        wrong = [t for t in tokens if not 0 <= t < self._info.vocab_size]
-        if wrong:
-            raise PromptError(
-                f"token id {wrong[0]} is outside the vocabulary of {self._info.vocab_size}"
-            )
 
     @torch.inference_mode()
     def rewind(self, slot: TorchSlot, position: int) -> int:
@@ -240,11 +222,7 @@ class TorchEngine:
         if cap <= 0:
             return 0
         if not slot.head:
-            raise BackendError(
-                "this request decodes plain: it was opened without the head"
-                if self.proposer is not None
-                else f"{self._info.pack} has no head, so nothing can be drafted"
-            )
+            raise no_drafts(self._info, has_head=self.proposer is not None)
         limit = min(self._info.head_depth_limit, self._info.context_limit - len(slot.tokens))
         can = self.proposer is not None and self.proposer.drafts(slot)
         return min(cap, limit) if can else 0
@@ -273,7 +251,7 @@ class TorchEngine:
         pieces, work = [], []
         none = torch.zeros(0, dtype=torch.long, device=self.device)
         for slot, made, depth in zip(slots, drafts.slots, depths, strict=True):
-            self._check_ready(slot)
+            slot.check_ready(self._info)
             tokens = none if made is None else made.tokens[:depth]
             work.append((slot, made, tokens))
             pieces.append((slot, tokens, slot.filled))
@@ -320,7 +298,7 @@ class TorchEngine:
     def _pipelined(self, slots: list[TorchSlot]) -> list[Outcome]:
         """Launch the next step from this step's token, still on the device, then read this one."""
         for slot in slots:
-            self._check_ready(slot)
+            slot.check_ready(self._info)
         if any(s.flight is None for s in slots):
             self.drain(slots)
             last = [torch.tensor(s.tokens[-1:], device=self.device) for s in slots]
@@ -393,16 +371,6 @@ class TorchEngine:
         if len(mine) != len(slots):
             raise BackendError("a slot is closed, or belongs to another engine")
         return mine
-
-    def _check_ready(self, slot: TorchSlot) -> None:
-        if slot.filled != len(slot.tokens) - 1:
-            raise BackendError(
-                f"the slot is not prefilled: {slot.filled} of {len(slot.tokens) - 1} tokens are in"
-            )
-        if len(slot.tokens) > self._info.context_limit:
-            raise PromptError(
-                f"the context of {self._info.context_limit} tokens is full; nothing more fits"
-            )
 
     def route(self, rows: Sequence[int]) -> Route:
         return self.forwards.route(self._open, rows)

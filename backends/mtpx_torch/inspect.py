@@ -48,7 +48,7 @@ class InspectableEngine(TorchEngine):
     @torch.inference_mode()
     def logits(self, slot: Slot) -> FloatArray:
         (mine,) = self._mine([slot])
-        self._check_ready(mine)
+        mine.check_ready(self._info)
         step, _ = self.forwards.step([(mine, mine.tokens[-1:], mine.filled)])
         out: FloatArray = step.logits[0].double().cpu().numpy()
         return np.array(out)

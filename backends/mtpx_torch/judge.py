@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from mtpx.backend import Forward, Outcome, TokenLogprob
-from mtpx.errors import NonFiniteLogits
+from mtpx.outcome import Read
 from mtpx_torch.sample import accept, distribution, penalise
 
 if TYPE_CHECKING:
     from mtpx_torch.slot import TorchSlot
 
 Parts = dict[str, torch.Tensor]
-Read = Mapping[str, npt.NDArray[np.float64]]
 
 
 def judge(
@@ -82,49 +79,4 @@ def read(parts: Sequence[Parts]) -> list[Read]:
             arrays[name] = host[at : at + tensor.numel()].reshape(tuple(tensor.shape))
             at += tensor.numel()
         out.append(arrays)
-    return out
-
-
-def outcome(slot: TorchSlot, found: Read, forward: Forward) -> Outcome:
-    """What the slot commits. Raises `NonFiniteLogits`; the slot is untouched then."""
-    if not np.isfinite(found["peak"]).all():
-        raise NonFiniteLogits(
-            f"the target's logits are not finite at position {len(slot.tokens)} "
-            f"(request {slot.request}); its weights or its precision are at fault"
-        )
-    confidences = found.get("confidence")
-    if confidences is not None and not np.isfinite(confidences).all():
-        raise NonFiniteLogits(
-            f"the head's logits are not finite at position {len(slot.tokens)} "
-            f"(request {slot.request}); decode without it (--depth off)"
-        )
-    drafts = [int(t) for t in found["drafts"]]
-    if "best" in found:
-        best = [int(t) for t in found["best"]]
-        accepted = 0
-        while accepted < len(drafts) and drafts[accepted] == best[accepted]:
-            accepted += 1
-        last = best[accepted]
-    else:
-        accepted, last = int(found["accepted"]), int(found["last"])
-    committed, ended = slot.cut([*drafts[:accepted], last])
-    return Outcome(
-        accepted=min(accepted, len(committed)),
-        committed=committed,
-        forward=forward,
-        ended=ended,
-        confidences=None if confidences is None else [float(c) for c in confidences],
-        logprobs=_token_logprobs(found, committed, accepted),
-    )
-
-
-def _token_logprobs(found: Read, committed: list[int], accepted: int) -> list[TokenLogprob] | None:
-    if "last_logprob" not in found:
-        return None
-    out = []
-    for row, token in enumerate(committed):
-        name = "draft_logprob" if row < accepted else "last_logprob"
-        ids, values = found["top_token"][row], found["top_logprob"][row]
-        top = [(int(t), float(v)) for t, v in zip(ids, values, strict=True)]
-        out.append(TokenLogprob(token, float(found[name][row]), top))
     return out
