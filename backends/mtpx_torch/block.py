@@ -28,8 +28,9 @@ class BlockShape:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """RoPE factors of the rows at hand, (rows, 1, head_dim): cos, and sin with the sign of
-    Hugging Face's half-rotation folded in, so that x·cos + roll(x)·sin rotates."""
+    """RoPE factors of the rows at hand, (rows, 1, head_dim), or of a batch, (batch, 1, columns,
+    head_dim): cos, and sin with the sign of Hugging Face's half-rotation folded in, so that
+    x·cos + roll(x)·sin rotates."""
 
     cos: torch.Tensor
     sin: torch.Tensor

@@ -31,7 +31,7 @@ class Rotary:
         self.sin = torch.cat([-angle.sin(), angle.sin()], dim=-1).to(device, dtype)
 
     def at(self, positions: torch.Tensor) -> Rotation:
-        """positions (rows,) → their factors."""
+        """positions (rows,) or (batch, columns) → their factors."""
         return Rotation(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
 
 

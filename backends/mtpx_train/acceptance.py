@@ -15,8 +15,8 @@ from mtpx_train.fit import Vocabulary, chain_hits
 
 if TYPE_CHECKING:
     from mtpx.api import Model
+    from mtpx_torch.trunk import Rotary
     from mtpx_train.head import DraftHead
-    from mtpx_train.trunk import Rotary
 
 DEPTH = 3
 

@@ -18,8 +18,8 @@ from mtpx_train.batches import Answered, Batch, collate, endless
 from mtpx_train.loss import aligned, draft_loss
 
 if TYPE_CHECKING:
+    from mtpx_torch.trunk import Rotary
     from mtpx_train.head import DraftHead
-    from mtpx_train.trunk import Rotary
 
 STEP_WEIGHTS = (1.0, 0.7, 0.5)
 """What a step's cross-entropy counts: a later draft is reached only if those before it stood."""

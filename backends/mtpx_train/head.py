@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mtpx_train.trunk import Layer, Rotary, rotate
+from mtpx_torch.block import Rotation
+from mtpx_torch.trunk import Rotary
+from mtpx_train.trunk import Layer
 
 if TYPE_CHECKING:
     from mtpx.checkpoint import TargetConfig
@@ -91,7 +93,7 @@ class DraftHead(nn.Module):
         self,
         w: dict[str, torch.Tensor],
         x: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
+        rotation: Rotation,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x (B, T, H) → q (B, heads, T, D), rotated; k, v (B, heads, T, D), repeated over groups."""
         c = self.config
@@ -100,8 +102,8 @@ class DraftHead(nn.Module):
         qkv = F.linear(normed, w["qkv"]).view(B, T, -1, c.head_dim).transpose(1, 2)
         q, k, v = qkv.split([c.heads, c.kv_heads, c.kv_heads], dim=1)
         group = c.heads // c.kv_heads
-        k = rotate(k, rotation).repeat_interleave(group, 1)
-        return rotate(q, rotation), k, v.repeat_interleave(group, 1)
+        k = rotation(k).repeat_interleave(group, 1)
+        return rotation(q), k, v.repeat_interleave(group, 1)
 
     def _finish(
         self,

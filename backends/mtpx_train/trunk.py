@@ -12,33 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from mtpx.checkpoint import unpermute_rows
-from mtpx_torch.dequant import to_torch
+from mtpx_torch.trunk import Rotary
+from mtpx_torch.weights import WeightReader, output_name
 
 if TYPE_CHECKING:
     from mtpx.checkpoint import Checkpoint, TargetConfig
-
-
-class Rotary:
-    """RoPE factors for every position up to `context`: cos, and sin with half-rotation's sign."""
-
-    def __init__(
-        self, config: TargetConfig, context: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        frequency = torch.from_numpy(config.rope_frequencies())
-        angle = torch.outer(torch.arange(context, dtype=torch.float64), frequency)
-        self.cos = torch.cat([angle.cos(), angle.cos()], dim=-1).to(device, dtype)
-        self.sin = torch.cat([-angle.sin(), angle.sin()], dim=-1).to(device, dtype)
-
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions (B, T) → cos, sin, each (B, 1, T, head_dim)."""
-        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
-
-
-def rotate(x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """x (B, heads, T, head_dim), rotated by halves."""
-    cos, sin = rotation
-    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
+    from mtpx_torch.block import Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +80,9 @@ class BatchTrunk:
     ) -> None:
         self.config = config = checkpoint.config
         self.dtype, self.device = dtype, device
-        reader = Reader(checkpoint, dtype, device)
+        reader = WeightReader(checkpoint.tensors, config, dtype, device)
         self.embedding = reader.take("model.embed_tokens.weight")
-        self.output = self.embedding if config.tied else reader.take("lm_head.weight")
+        self.output = self.embedding if config.tied else reader.take(output_name(config))
         self.output_bias = reader.take_if("lm_head.bias")
         self.norm = reader.take("model.norm.weight")
         self.layers = [read_layer(reader, f"model.layers.{i}.") for i in range(config.layers)]
@@ -144,7 +123,7 @@ class BatchTrunk:
         self,
         layer: Layer,
         x: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
+        rotation: Rotation,
         keys: torch.Tensor,
         values: torch.Tensor,
         column: int,
@@ -158,7 +137,7 @@ class BatchTrunk:
         if layer.q_norm is not None and layer.k_norm is not None:
             q = F.rms_norm(q, (c.head_dim,), layer.q_norm, c.rms_eps)
             k = F.rms_norm(k, (c.head_dim,), layer.k_norm, c.rms_eps)
-        q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k = rotation(q), rotation(k)
         end = column + T
         keys[:, :, column:end], values[:, :, column:end] = k, v
         group = c.heads // c.kv_heads
@@ -183,36 +162,12 @@ class BatchTrunk:
         return x + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
 
 
-class Reader:
-    """Takes tensors by name, in `dtype` on the device, rows in Hugging Face's order."""
-
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
-        self.checkpoint, self.dtype, self.device = checkpoint, dtype, device
-
-    def take(self, name: str) -> torch.Tensor:
-        stored = self.checkpoint.tensors[name]
-        weight = to_torch(stored, self.dtype, self.device)
-        if stored.permuted:
-            rows = weight.shape[0]
-            order = unpermute_rows(rows // self.checkpoint.config.head_dim, rows)
-            weight = weight[torch.from_numpy(order).to(self.device)]
-        return weight
-
-    def take_if(self, name: str) -> torch.Tensor | None:
-        return self.take(name) if name in self.checkpoint.tensors else None
-
-
-def read_layer(reader: Reader, prefix: str) -> Layer:
+def read_layer(reader: WeightReader, prefix: str) -> Layer:
     """A block named `prefix` + Hugging Face's Llama names."""
 
     def fused(*parts: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        weights = [reader.take(f"{prefix}{part}.weight") for part in parts]
-        biases = [reader.take_if(f"{prefix}{part}.bias") for part in parts]
-        bias = None
-        if any(b is not None for b in biases):
-            filled = zip(biases, weights, strict=True)
-            bias = torch.cat([w.new_zeros(w.shape[0]) if b is None else b for b, w in filled])
-        return torch.cat(weights), bias
+        names = [f"{prefix}{part}.weight" for part in parts]
+        return torch.cat([reader.take(name) for name in names]), reader.biases(names)
 
     qkv, qkv_bias = fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     out, out_bias = fused("self_attn.o_proj")
