@@ -13,6 +13,7 @@ Every variable is only another way to set a field; nothing else in mtpx looks at
 | `MTPX_CARRY_DEBUG` | a line on stderr whenever the head's rows are stored or adopted |
 | `NO_COLOR` | no colours on a terminal (no-color.org) |
 | `TERM` | what the terminal can do |
+| `CC`, `CXX` | the compilers that torch's compiled route would call |
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Environment:
     carry_debug: bool = False
     no_color: bool = False
     term: str = "dumb"
+    cc: str | None = None
+    cxx: str | None = None
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> Environment:
@@ -69,6 +72,8 @@ class Environment:
             carry_debug=env.get("MTPX_CARRY_DEBUG", "") not in ("", "0"),
             no_color=bool(env.get("NO_COLOR")),
             term=env.get("TERM", "dumb"),
+            cc=env.get("CC") or None,
+            cxx=env.get("CXX") or None,
         )
 
 

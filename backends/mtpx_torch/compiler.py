@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import sys
+
+from mtpx.config import Environment
 
 
 def lacking(device: str) -> str:
@@ -14,13 +15,14 @@ def lacking(device: str) -> str:
     For a CPU it calls g++, on a Mac clang++, or what CXX names; for CUDA Triton, which calls a C
     compiler: CC, gcc or clang.
     """
+    env = Environment.from_environ()
     if device == "cuda":
         if importlib.util.find_spec("triton") is None:
             return "no compiled route: Triton is not installed (pip install triton)"
-        if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang")))):
+        if not any(map(shutil.which, filter(None, (env.cc, "gcc", "clang")))):
             return "no compiled route: Triton finds no C compiler (install gcc or clang)"
         return ""
-    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    name = env.cxx or ("clang++" if sys.platform == "darwin" else "g++")
     # A compiler may be named with options of its own behind it.
     if shutil.which(name.split()[0]) is None:
         return (
