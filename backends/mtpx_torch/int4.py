@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from mtpx_torch.product import works
+
 GROUP = 32
 """Weights that share a scale: a block of Q4_0 or Q4_1."""
 
@@ -60,11 +62,12 @@ class Int4Product:
 
 def int4_works() -> bool:
     """Whether this torch has the kernel and it computes what the blocks stand for."""
-    try:
+
+    def computes() -> bool:
         codes = torch.arange(16 * 64, dtype=torch.int32).view(16, 64) % 16
         scale, zero = torch.full((16, 2), 0.5), torch.full((16, 2), 0.25)
         x = torch.ones(2, 64, dtype=torch.bfloat16)
         wanted = x.float() @ ((codes - 8) * 0.5 + 0.25).T
-        return bool(torch.allclose(Int4Product(codes, scale, zero)(x).float(), wanted, rtol=0.02))
-    except (RuntimeError, AttributeError, NotImplementedError):
-        return False
+        return torch.allclose(Int4Product(codes, scale, zero)(x).float(), wanted, rtol=0.02)
+
+    return works(computes)

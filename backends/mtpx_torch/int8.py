@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import torch
 
 from mtpx_torch.operators import ZERO, int8_linear
+from mtpx_torch.product import works
 
 ROW_BUCKET = 4
 """Rows are padded to this many: eight integer rows cost less than two do."""
@@ -91,13 +92,14 @@ class Int8Product:
 
 def int8_works() -> bool:
     """Whether this torch and processor have the product, with sums that do not saturate."""
-    try:
+
+    def computes() -> bool:
         # The largest codes side by side: where pairs are summed in 16 bits, these overflow.
         weight = torch.full((16, 64), 127.0)
         weight[::2] *= -1
         x = torch.full((3, 64), 2.0)
         x[1] *= -1
         product = Int8Product.of((16, 64), [weight], None, torch.float32)
-        return bool(torch.allclose(product(x), x @ weight.T, rtol=1e-4))
-    except (RuntimeError, AttributeError, NotImplementedError):
-        return False
+        return torch.allclose(product(x), x @ weight.T, rtol=1e-4)
+
+    return works(computes)

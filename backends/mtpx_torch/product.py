@@ -9,6 +9,7 @@ over 4 rows than over 1, so fewer rows than `ROW_BUCKET` are padded to it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -63,16 +64,23 @@ class PackedProduct:
         return y[:rows]
 
 
-def packed_works(dtype: torch.dtype = torch.float32) -> bool:
-    """Whether this torch has the packed product and it computes what `linear` computes."""
-    if not torch.backends.mkldnn.is_available():
-        return False
+def works(computes: Callable[[], bool]) -> bool:
+    """Whether a kernel computes what it should; one that this torch lacks does not."""
     try:
-        w, x = torch.randn(8, 16).to(dtype), torch.randn(3, 16).to(dtype)
-        near = 1e-4 if dtype == torch.float32 else 0.1
-        return bool(torch.allclose(PackedProduct(w)(x), F.linear(x, w), atol=near, rtol=near))
+        return computes()
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
+
+
+def packed_works(dtype: torch.dtype = torch.float32) -> bool:
+    """Whether this torch has the packed product and it computes what `linear` computes."""
+
+    def computes() -> bool:
+        w, x = torch.randn(8, 16).to(dtype), torch.randn(3, 16).to(dtype)
+        near = 1e-4 if dtype == torch.float32 else 0.1
+        return torch.allclose(PackedProduct(w)(x), F.linear(x, w), atol=near, rtol=near)
+
+    return torch.backends.mkldnn.is_available() and works(computes)
 
 
 def product_kind(
