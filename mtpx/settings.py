@@ -281,9 +281,9 @@ def _check_sampling(found: dict[str, Found]) -> None:
 
 
 def _check_session(found: dict[str, Found]) -> None:
-    from mtpx.sessions import checked
-
     if "session" in found and found["session"].value is not None:
+        from mtpx.sessions import checked
+
         try:
             checked(found["session"].value)
         except MtpxError as error:
