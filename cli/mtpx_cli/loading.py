@@ -107,8 +107,9 @@ def engine_options(command: F) -> F:
     return cast(F, wrapped)
 
 
-def load_model(pack: str | None, engine: EngineArguments, *, quiet: bool) -> Model:
-    """The model, with a progress line on stderr while weights are fetched or checked."""
+def load_model(pack: str | None, engine: EngineArguments, *, quiet: bool, width: int = 1) -> Model:
+    """The model, for `width` sequences together, with a progress line on stderr while weights are
+    fetched or checked."""
     from mtpx.api import load
     from mtpx_cli.defaults import require_settings
 
@@ -123,6 +124,7 @@ def load_model(pack: str | None, engine: EngineArguments, *, quiet: bool) -> Mod
             precision=engine.precision,
             tier=engine.tier,
             extra=engine.settings,
+            max_width=width,
             warn=None if quiet else complain,
             progress=report,
         )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -109,10 +107,14 @@ def measure(
     """
     from mtpx.energy import Meter, find_meter
     from mtpx.policy.planner_files import save_calibration, save_table, shelf
+    from mtpx_cli.loading import load_model
 
     _check_buckets(contexts)
     engine = EngineArguments(backend, device, threads, None, precision, tier, dict(settings))
-    with _loaded(pack, engine, max(widths), quiet) as model, counting(quiet) as bar:
+    with (
+        load_model(pack, engine, quiet=quiet, width=max(widths)) as model,
+        counting(quiet) as bar,
+    ):
         info = model.engine.info
         deepest = info.head_depth_limit if depths is None else depths
         chosen = contexts or _fitting(info.context_limit)
@@ -176,27 +178,6 @@ def _fitting(limit: int) -> tuple[int, ...]:
     from mtpx.measure import CONTEXTS
 
     return tuple(c for c in CONTEXTS if c <= limit) or (limit,)
-
-
-@contextmanager
-def _loaded(pack: str | None, engine: EngineArguments, width: int, quiet: bool) -> Iterator[Model]:
-    from mtpx.api import load
-    from mtpx_cli.loading import fetching
-
-    with fetching(quiet=quiet) as report:
-        model = load(
-            pack,
-            backend=engine.backend,
-            device=engine.device,
-            threads=engine.threads,
-            precision=engine.precision,
-            tier=engine.tier,
-            extra=engine.settings,
-            max_width=width,
-            progress=report,
-        )
-    with model:
-        yield model
 
 
 def _tables(
