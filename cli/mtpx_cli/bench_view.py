@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from mtpx_cli.bars import counted_bar
 from mtpx_cli.draw import clean, number
 from mtpx_cli.terminal import is_terminal, note
 from mtpx_cli.verdicts import draw_verdict, no_verdict
@@ -28,17 +29,7 @@ def progress_line(quiet: bool) -> Iterator[Callable[[Progress], None]]:
     elif not is_terminal(sys.stderr):
         yield _Lines()
     else:
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bar
-
-        bar = Bar(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[left]}", markup=False),
-            console=Console(stderr=True, markup=False, emoji=False, highlight=False),
-            transient=True,
-        )
+        bar = counted_bar("left")
         task = bar.add_task("warming up", total=None, left="")
 
         def show(progress: Progress) -> None:

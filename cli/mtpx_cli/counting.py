@@ -39,6 +39,7 @@ class TimeLeft:
 def counting(quiet: bool) -> Iterator[Bar]:
     """A bar on a terminal, a line every tenth of the way elsewhere, nothing when quiet; all on standard
     error."""
+    from mtpx_cli.bars import counted_bar
     from mtpx_cli.bench_view import time_left
     from mtpx_cli.draw import clean
     from mtpx_cli.terminal import is_terminal, note
@@ -64,16 +65,7 @@ def counting(quiet: bool) -> Iterator[Bar]:
 
         yield line
     else:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[told]}", markup=False),
-            console=Console(stderr=True, markup=False, emoji=False, highlight=False),
-            transient=True,
-        )
+        bar = counted_bar("told")
         task = bar.add_task("loading", total=None, told="")
         with bar:
             yield lambda done, total, now: bar.update(
