@@ -14,18 +14,20 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from mtpx.backend import Clock, Engine, Slot
 from mtpx.bench.design import PLAIN_ARM, Arm, mtp_arm
 from mtpx.bench.intervals import t_interval
+from mtpx.bench.records import request_record
 from mtpx.bench.timed import Task, TimedRun, settled_heap, timed_run
 from mtpx.errors import BenchError, MtpxError
 from mtpx.policy import FixedDepth
+from mtpx.reuse import Reused
 from mtpx.sampling import Sampling
 from mtpx.trace.acceptance import CONFIDENCE, OutcomesTally, PositionAcceptance
-from mtpx.trace.ends import token_digest
 from mtpx.trace.runs import run_record
-from mtpx.trace.schema import Record, RequestRecord
+from mtpx.trace.schema import Record
 
 COLD, BLIND, WARM, PLAIN = "cold", "warm without carry", "warm with carry", "plain"
 ARMS = (COLD, BLIND, WARM, PLAIN)
@@ -236,28 +238,19 @@ class _Bench:
         prompt: str,
         warmup: bool,
     ) -> None:
-        reused = run.reused
+        reused = run.reused or Reused()
+        record = request_record(self.requests, task, kind, run, place=place, warmup=warmup)
         self.write(
-            RequestRecord(
-                id=self.requests,
-                mode=kind.mode,
-                prompt_tokens=len(task.tokens),
-                prompt_sha256=token_digest(task.tokens),
-                max_tokens=task.budget,
-                sampling=task.sampling,
-                seed=task.seed,
-                prefill_ms=run.prefill_ms,
+            replace(
+                record,
                 session=session,
-                reused_tokens=reused.tokens if reused else 0,
-                reuse=reused.why if reused else "",
-                carry=reused.carry if reused else None,
-                carry_ms=reused.ms if reused else None,
+                reused_tokens=reused.tokens,
+                reuse=reused.why,
+                carry=reused.carry,
+                carry_ms=reused.ms,
                 arm=arm,
-                depth=kind.depth,
                 suite="turns",
                 prompt=prompt,
-                place=place,
-                warmup=warmup,
             )
         )
         for round in run.rounds:
