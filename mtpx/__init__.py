@@ -8,15 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mtpx.answer import Generation
     from mtpx.api import Model, TraceTo, load
     from mtpx.errors import MtpxError
-    from mtpx.generation import Generation, Stream
+    from mtpx.generation import Stream
     from mtpx.sampling import Sampling
 
 __all__ = ["Generation", "Model", "MtpxError", "Sampling", "Stream", "TraceTo", "load"]
 
 _HOMES = {
-    "Generation": "mtpx.generation",
+    "Generation": "mtpx.answer",
     "Model": "mtpx.api",
     "MtpxError": "mtpx.errors",
     "Sampling": "mtpx.sampling",

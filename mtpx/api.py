@@ -23,12 +23,13 @@ from typing import Any, Literal, Self, cast
 import msgspec
 
 from mtpx import asked, bare, packs
+from mtpx.answer import Generation
 from mtpx.backend import Engine, EngineOptions, Slot
 from mtpx.backends import choose_backend
 from mtpx.checkpoint import token_source
 from mtpx.energy import Meter, find_meter
 from mtpx.errors import PackError, PolicyError, PromptError, SamplingError, TraceError
-from mtpx.generation import Generation, Progress, Prompt, Stream
+from mtpx.generation import Progress, Prompt, Stream
 from mtpx.policy import DepthPolicy, FixedDepth
 from mtpx.policy.learning import Policies
 from mtpx.policy.registry import ADAPTIVE, FIXED, PolicyOptions

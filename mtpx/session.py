@@ -20,9 +20,10 @@ from mtpx.config import Environment
 from mtpx.errors import MtpxError, PromptError
 
 if TYPE_CHECKING:
+    from mtpx.answer import Generation
     from mtpx.api import Model
     from mtpx.backend import Slot
-    from mtpx.generation import Generation, Stream
+    from mtpx.generation import Stream
     from mtpx.reuse import Reused
 
 ROOM_SHARE = 4

@@ -21,9 +21,10 @@ from scripted import (
     stream_of,
 )
 
+from mtpx.answer import Generation
 from mtpx.backend import Outcome, Slot
 from mtpx.errors import BackendError, NonFiniteLogits, PolicyError
-from mtpx.generation import Generation, Stream
+from mtpx.generation import Stream
 from mtpx.policy import FixedDepth
 from mtpx.round import Round
 from mtpx.sampling import Sampling

@@ -12,8 +12,8 @@ from mtpx_cli.run import figure, pace, speculation
 from mtpx_cli.terminal import complain, note
 
 if TYPE_CHECKING:
+    from mtpx.answer import Generation
     from mtpx.api import Depth, Model, TraceTo
-    from mtpx.generation import Generation
     from mtpx.policy.registry import PolicyOptions
     from mtpx.session import Reply, Session, Turn
     from mtpx.sessions import Kept

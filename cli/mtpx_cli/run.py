@@ -12,8 +12,9 @@ from mtpx_cli.loading import EngineArguments, F, engine_options, load_model
 from mtpx_cli.terminal import INTERRUPTED, complain, is_terminal, note, say
 
 if TYPE_CHECKING:
+    from mtpx.answer import Generation
     from mtpx.api import TraceTo
-    from mtpx.generation import Generation, Stream
+    from mtpx.generation import Stream
 
 
 _DECODING = [
