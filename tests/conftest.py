@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from package_index import index, running
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-__all__ = ["embedded_weights", "index", "mtpx", "own_folders", "running", "tiny_pack"]
+__all__ = ["copied", "embedded_weights", "index", "mtpx", "own_folders", "running", "tiny_pack"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,6 +48,12 @@ def tiny_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny_pack import make_tiny_pack
 
     return make_tiny_pack(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def copied(tiny_pack: Path, tmp_path: Path) -> Path:
+    """The tiny pack again, to be damaged."""
+    return shutil.copytree(tiny_pack, tmp_path / "copy")
 
 
 @pytest.fixture

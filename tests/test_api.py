@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,12 +36,6 @@ def model(tiny_pack: Path) -> Iterator[Model]:
         loaded = mtpx.load(tiny_pack, threads=1)
     with loaded:
         yield loaded
-
-
-@pytest.fixture
-def copied(tiny_pack: Path, tmp_path: Path) -> Path:
-    """The pack again, to be damaged."""
-    return shutil.copytree(tiny_pack, tmp_path / "copy")
 
 
 # Loading

@@ -16,7 +16,7 @@ import pytest
 from command import Command, process
 from tiny_pack import CONTEXT, save_head_for, write_manifest
 
-from mtpx.generation import Generation, Position
+from mtpx.answer import Generation, Position
 from mtpx.sampling import Sampling
 from mtpx.trace.reader import read
 from mtpx.trace.schema import EndRecord, RequestRecord
@@ -31,12 +31,6 @@ needs_full = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full
 def pack(tiny_pack: Path) -> tuple[str, ...]:
     """The options of a quick greedy answer from the tiny pack."""
     return ("--pack", str(tiny_pack), "--temperature", "0", "--max-tokens", "8")
-
-
-@pytest.fixture
-def copied(tiny_pack: Path, tmp_path: Path) -> Path:
-    """The pack again, to be damaged."""
-    return shutil.copytree(tiny_pack, tmp_path / "copy")
 
 
 def generation(**changes: Any) -> Generation:

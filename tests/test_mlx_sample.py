@@ -7,32 +7,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling_cases import VOCAB, logits, samplings, tokens
 
 from mtpx import sampling as reference
 from mtpx.sampling import History, Sampling
 from mtpx_mlx import sample
 from mtpx_mlx.sample import Counts, to_device
 
-VOCAB = 12
 CLOSE = 1e-5
 """Sums of float32 probabilities come this near to those of float64."""
 
 quick = settings(deadline=None, max_examples=60)
 """A compiled kernel's first call takes longer than hypothesis allows an example."""
 
-samplings = st.builds(
-    Sampling,
-    temperature=st.sampled_from([0.3, 1.0, 1.7]),
-    top_p=st.sampled_from([0.05, 0.5, 0.9, 1.0]),
-    top_k=st.sampled_from([0, 1, 3, 12, 50]),
-    min_p=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
-    repeat_penalty=st.sampled_from([1.0, 1.3, 0.7]),
-    presence_penalty=st.sampled_from([0.0, 0.6, -0.4]),
-    frequency_penalty=st.sampled_from([0.0, 0.4]),
-)
-tokens = st.lists(st.integers(0, VOCAB - 1), max_size=8)
-# Few distinct values, so that ties at a filter's edge are common.
-logits = st.lists(st.sampled_from([-2.0, -1.0, 0.0, 0.5, 1.0, 3.0]), min_size=VOCAB, max_size=VOCAB)
 # Between the multiples of 1/64: not on a threshold that two precisions see from different sides.
 uniform = st.integers(0, 63).map(lambda k: (2 * k + 1) / 128)
 

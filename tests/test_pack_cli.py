@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import stat
 from pathlib import Path
 
@@ -15,11 +14,6 @@ from test_fetch_packs import write_pack
 from mtpx import memory, packs, shelf
 from mtpx.errors import PackError
 from mtpx.manifest import read as read_manifest
-
-
-@pytest.fixture
-def copied(tiny_pack: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(tiny_pack, tmp_path / "copy")
 
 
 @pytest.fixture
