@@ -78,9 +78,8 @@ def load(
     bytes, while weights are fetched or checked; `offline` refuses to fetch; `policy` is the one that
     answers are given with unless they name another (see `Model.stream`); `warn` takes a sentence about
     what is done without (what a policy learned before and cannot use, a folder that cannot be written).
-    Raises `PackError`
-    and `BackendError`, before anything is fetched where it can, and `PolicyError` for a policy that is
-    none.
+    Raises `PackError` and `BackendError`, before anything is fetched where it can, and `PolicyError` for
+    a policy that is none.
     """
     name = packs.default_name() if pack is None else pack
     chosen_policy = PolicyOptions(policy) if isinstance(policy, str) else policy
