@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.floating[Any]]
 
+GoOn = Callable[[FloatArray], Sequence[bool]]
+"""Confidences of the drafts made so far, (n, j), NaN where a slot has no such draft → whether each slot
+makes another."""
+
 PAIR_QUEUE_LIMIT = 256
 """Head pairs a parked slot may queue before they are flushed into the head's KV."""
 
@@ -208,9 +212,16 @@ class Engine(Protocol):
         all but the pending token are in. One interruptible chunk."""
         ...
 
-    def propose(self, slots: Sequence[Slot], caps: Sequence[int]) -> Drafts:
+    def propose(
+        self, slots: Sequence[Slot], caps: Sequence[int], go_on: GoOn | None = None
+    ) -> Drafts:
         """Head steps: up to caps[i] drafts for slot i (0: none). Rows the head wrote from its own
-        hidden states are provisional and never survive the next propose."""
+        hidden states are provisional and never survive the next propose.
+
+        `go_on`, where given, is asked after head step j while a slot has room for draft j + 1, with all
+        confidences so far; a slot it does not let go on makes no more drafts, and keeps those it has.
+        Asking synchronises with the device. `mtpx.chain` is the host's side of it.
+        """
         ...
 
     def verify(self, slots: Sequence[Slot], drafts: Drafts, depths: Sequence[int]) -> list[Outcome]:

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mtpx.backend import Clock, Drafts, Engine, Outcome, Slot, TokenLogprob
+from mtpx.backend import Clock, Drafts, Engine, FloatArray, GoOn, Outcome, Slot, TokenLogprob
 from mtpx.errors import MtpxError, PolicyError
-from mtpx.policy import Batch, DepthPolicy
+from mtpx.policy import Batch, DepthPolicy, StoppingPolicy
 from mtpx.round import Round, SlotRound
 from mtpx.sampling import Sampling
 
@@ -69,6 +69,7 @@ def decode(
     """
     index = first_index
     limit = engine.info.head_depth_limit
+    stopping = policy if isinstance(policy, StoppingPolicy) else None
     for request in requests:
         if request.stop is None and request.remaining <= 0:
             request.stop = "length"
@@ -86,7 +87,8 @@ def decode(
             depth = _checked(policy, policy.propose(batch))
         caps = [min(depth, cap) for cap in batch.caps]
         asked = clock()
-        drafts = engine.propose(slots, caps) if any(caps) else None
+        go_on = _asked(stopping, len(live)) if stopping and stopping.wants_steps else None
+        drafts = engine.propose(slots, caps, go_on) if any(caps) else None
         depths = _depths(policy, drafts, len(live))
         if drafts is not None and any(depths):
             outcomes = engine.verify(slots, drafts, depths)
@@ -122,6 +124,22 @@ def _checked(policy: DepthPolicy, depth: object) -> int:
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
         raise PolicyError(f"policy {policy.name!r} proposed {depth!r}, which is not a depth")
     return depth
+
+
+def _asked(policy: StoppingPolicy, width: int) -> GoOn:
+    """What the engine asks between two head steps: the policy, whose answer is looked at."""
+
+    def go_on(confidence: FloatArray) -> list[bool]:
+        with _answering(policy):
+            answer = policy.go_on(confidence)
+        if len(answer) != width or not all(isinstance(one, bool) for one in answer):
+            raise PolicyError(
+                f"policy {policy.name!r} was asked which of {width} sequences go on drafting and "
+                f"answered {answer!r}; it must say True or False for each"
+            )
+        return answer
+
+    return go_on
 
 
 def _depths(policy: DepthPolicy, drafts: Drafts | None, width: int) -> list[int]:

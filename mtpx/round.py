@@ -55,7 +55,8 @@ class Decision(msgspec.Struct, omit_defaults=True):
 
     `selected` is the depth believed best; `reason` why this round ran at the depth it did:
     "selected", "probe", "seed", "park", "resume", "fixed" or "cap". `cut` counts drafts that were proposed and not
-    verified. `cost_sample` says whether the round's time became a cost sample; if not,
+    verified, `stopped` those that were meant to be made and were not, since those before them were too
+    unsure for one more to pay. `cost_sample` says whether the round's time became a cost sample; if not,
     `excluded` says why ("transition", "compile", "stall", "resume", "fixed", "clock": the time is none,
     "cap": nothing may be drafted, "ragged": sequences drafted differently, "reading": the price of reading
     confidences is being measured).
@@ -64,6 +65,7 @@ class Decision(msgspec.Struct, omit_defaults=True):
     selected: int | None = None
     reason: str = ""
     cut: int = 0
+    stopped: int = 0
     cost_sample: bool | None = None
     excluded: str = ""
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 import mlx.core as mx
 
-from mtpx.backend import PAIR_QUEUE_LIMIT, Drafts, EngineInfo, Forward, Outcome, Slot
+from mtpx.backend import PAIR_QUEUE_LIMIT, Drafts, EngineInfo, Forward, GoOn, Outcome, Slot
+from mtpx.chain import Chain
 from mtpx.errors import BackendError
 from mtpx.host_slot import check_opening, no_drafts
 from mtpx.outcome import outcome
@@ -21,7 +22,7 @@ from mtpx.snapshots import SNAPSHOT_EVERY, snapshot_due
 from mtpx_mlx.checkpoints import Checkpoint, bounded
 from mtpx_mlx.frozen import freeze, thaw
 from mtpx_mlx.judge import judge, peaks, read
-from mtpx_mlx.propose import MlxDrafts, Proposer
+from mtpx_mlx.propose import Drafting, MlxDrafts, Proposer, newest
 from mtpx_mlx.sample import Counts, distribution, draw, to_device
 from mtpx_mlx.slot import Flight, HeadState, MlxSlot
 from mtpx_mlx.snapshot import Snapshot, adopt, prefill_head, save
@@ -185,16 +186,26 @@ class MlxEngine:
     # Rounds
 
     @_on_device
-    def propose(self, slots: Sequence[Slot], caps: Sequence[int]) -> MlxDrafts:
-        drafts = MlxDrafts([])
-        for slot, cap in zip(self._mine(slots), caps, strict=True):
+    def propose(
+        self, slots: Sequence[Slot], caps: Sequence[int], go_on: GoOn | None = None
+    ) -> MlxDrafts:
+        mine = self._mine(slots)
+        for slot in mine:
             slot.settle()
-            made = None
-            room = self._room(slot, cap)
-            if room > 0 and self.proposer is not None and slot.head is not None:
-                made = self.proposer.propose(slot, slot.head, room, self._uniforms(slot, room))
-            drafts.slots.append(made)
-        return drafts
+        rooms = [self._room(slot, cap) for slot, cap in zip(mine, caps, strict=True)]
+        chain = Chain(rooms, go_on)
+        drafting: dict[int, Drafting] = {}
+        for i in chain.live:
+            slot = mine[i]
+            if self.proposer is not None and slot.head is not None:
+                u = self._uniforms(slot, rooms[i])
+                drafting[i] = self.proposer.begin(slot, slot.head, u)
+        while chain.live:
+            for i in chain.live:
+                drafting[i].step()
+            chain.step(lambda: newest([drafting[i] for i in chain.live]))
+        made = [drafting[i].finish() if i in drafting else None for i in range(len(mine))]
+        return MlxDrafts(made)
 
     def _room(self, slot: MlxSlot, cap: int) -> int:
         """Drafts this slot can take now, at most `cap`."""

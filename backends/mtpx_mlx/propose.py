@@ -1,11 +1,13 @@
 """Drafting: the head's multi-row first step, then one row for every further draft.
 
-Slots draft one after another: each has its own keys and values in mlx-lm's caches. All of it is one
-pending graph, computed together with the forward that verifies it.
+Every slot has its own keys and values in mlx-lm's caches, so slots step one after another. All of it is one
+pending graph, computed together with the forward that verifies it, or, where a chain is asked whether it
+goes on, up to there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -67,33 +69,24 @@ class Proposer:
         if first < min(upto, end):
             self._pairs(slot, state, first, min(upto, end))
 
-    def propose(self, slot: MlxSlot, state: HeadState, cap: int, u: mx.array | None) -> SlotDrafts:
-        """cap ≥ 1 drafts, from the queued pairs (the last one again if none is queued)."""
-        pairs = slot.pairs
-        first, _ = state.ready(pairs)
-        residual = self._pairs(slot, state, min(first, pairs - 1), pairs)[-1:]
-        made = _Growing()
-        while True:
-            logits, recycled = self.head.outputs(residual)
-            token = self._choose(logits, slot, made, u)
-            if len(made.tokens) == cap:
-                return made.finish(u)
-            # A provisional row: made from the head's own output, rewritten by the next propose.
-            key = pairs - 1 + len(made.tokens)
-            residual = self.head.forward(token, recycled, key, state.cache)
+    def begin(self, slot: MlxSlot, state: HeadState, u: mx.array | None) -> Drafting:
+        """A chain of drafts from the queued pairs (the last one again if none is queued)."""
+        first, _ = state.ready(slot.pairs)
+        residual = self._pairs(slot, state, min(first, slot.pairs - 1), slot.pairs)[-1:]
+        return Drafting(self, slot, state, residual, u)
 
     def _pairs(self, slot: MlxSlot, state: HeadState, lo: int, hi: int) -> mx.array:
         """Run pairs lo..hi-1, made of target hidden states. → residual (hi - lo, H)."""
         rows = state.rows - max(0, state.key + 1 - lo)
         state.cache.place(rows, lo + 1)
-        state.rows, state.key = rows + hi - lo, hi - 1
         tokens = mx.array(slot.tokens[lo + 1 : hi + 1])
-        return self.head.forward(tokens, state.hidden.read(lo, hi), lo, state.cache)
+        residual = self.head.forward(tokens, state.hidden.read(lo, hi), lo, state.cache)
+        # Only now: rows of a forward that was broken off are written again.
+        state.rows, state.key = rows + hi - lo, hi - 1
+        return residual
 
-    def _choose(
-        self, logits: mx.array, slot: MlxSlot, made: _Growing, u: mx.array | None
-    ) -> mx.array:
-        """logits (1, V') → one draft (1,): argmax at temperature 0, else drawn.
+    def choose(self, logits: mx.array, slot: MlxSlot, made: Drafting, u: mx.array | None) -> None:
+        """logits (1, V') → one more draft of `made`: argmax at temperature 0, else drawn.
 
         The head is penalised and filtered as the target is: not needed for exactness, but a draft
         the target's filters would never pass is a draft wasted.
@@ -117,18 +110,36 @@ class Proposer:
                 whole = mx.zeros((1, head.vocab), dtype=q.dtype)
                 whole[:, vocab] = q
                 q = whole
-        token = head.token_ids(row)
-        made.add(token, confidence, q)
-        return token
+        made.add(head.token_ids(row), confidence, q)
 
 
-class _Growing:
-    """A slot's drafts while they are made."""
+class Drafting:
+    """A slot's drafts while they are made; `residual` (1, H) is what the next one is made from."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        proposer: Proposer,
+        slot: MlxSlot,
+        state: HeadState,
+        residual: mx.array,
+        u: mx.array | None,
+    ) -> None:
         self.tokens: list[mx.array] = []
         self.confidence: list[mx.array] = []
         self.q: list[mx.array] = []
+        self._proposer, self._slot, self._state, self._u = proposer, slot, state, u
+        self._residual = residual
+        self._recycled: mx.array | None = None
+
+    def step(self) -> None:
+        """One more draft."""
+        head, made = self._proposer.head, len(self.tokens)
+        if self._recycled is not None:
+            # A provisional row: made from the head's own output, rewritten by the next propose.
+            key = self._slot.pairs - 1 + made
+            self._residual = head.forward(self.tokens[-1], self._recycled, key, self._state.cache)
+        logits, self._recycled = head.outputs(self._residual)
+        self._proposer.choose(logits, self._slot, self, self._u)
 
     def add(self, token: mx.array, confidence: mx.array, q: mx.array | None) -> None:
         self.tokens.append(token)
@@ -139,6 +150,12 @@ class _Growing:
     def drafted(self) -> mx.array:
         return mx.concatenate(self.tokens) if self.tokens else mx.zeros((0,), dtype=mx.uint32)
 
-    def finish(self, u: mx.array | None) -> SlotDrafts:
+    def finish(self) -> SlotDrafts:
         q = mx.concatenate(self.q) if self.q else None
-        return SlotDrafts(self.drafted(), mx.concatenate(self.confidence), q, u)
+        return SlotDrafts(self.drafted(), mx.concatenate(self.confidence), q, self._u)
+
+
+def newest(drafting: Sequence[Drafting]) -> list[float]:
+    """The newest confidence of each chain, computed and read."""
+    mx.eval([one.confidence[-1] for one in drafting])
+    return [float(np.array(one.confidence[-1])[0]) for one in drafting]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from mtpx.backend import PAIR_QUEUE_LIMIT, Drafts, EngineInfo, Forward, Outcome, Slot
+from mtpx.backend import PAIR_QUEUE_LIMIT, Drafts, EngineInfo, Forward, GoOn, Outcome, Slot
+from mtpx.chain import among
 from mtpx.errors import BackendError
 from mtpx.host_slot import check_opening, no_drafts
 from mtpx.outcome import outcome
@@ -201,7 +202,9 @@ class TorchEngine:
     # Rounds
 
     @torch.inference_mode()
-    def propose(self, slots: Sequence[Slot], caps: Sequence[int]) -> TorchDrafts:
+    def propose(
+        self, slots: Sequence[Slot], caps: Sequence[int], go_on: GoOn | None = None
+    ) -> TorchDrafts:
         mine = self._mine(slots)
         self.drain(mine)
         watch = Stopwatch(self.device)
@@ -210,7 +213,9 @@ class TorchEngine:
         drafts = TorchDrafts([None] * len(mine))
         if active and self.proposer is not None:
             u = [self._uniforms(mine[i], room[i]) for i in active]
-            made = self.proposer.propose([mine[i] for i in active], [room[i] for i in active], u)
+            asked = None if go_on is None else among(go_on, active, len(mine))
+            drafting, caps = [mine[i] for i in active], [room[i] for i in active]
+            made = self.proposer.propose(drafting, caps, u, asked)
             for i, slot_drafts in zip(active, made, strict=True):
                 drafts.slots[i] = slot_drafts
         watch.stop()

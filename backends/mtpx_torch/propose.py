@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mtpx.backend import FloatArray
+from mtpx.backend import FloatArray, GoOn
 from mtpx.carry import StoreRange, stamped_merge
+from mtpx.chain import Chain
 from mtpx.sampling import USE_DRAFT
 from mtpx_torch.attention import Span, make_spans
 from mtpx_torch.cache import KVCache
@@ -106,29 +107,30 @@ class Proposer:
         slots: Sequence[TorchSlot],
         caps: Sequence[int],
         uniforms: Sequence[torch.Tensor | None],
+        go_on: GoOn | None = None,
     ) -> list[SlotDrafts]:
-        """caps[i] ≥ 1 drafts for each slot, from its queued pairs (the last one again if none is)."""
+        """caps[i] ≥ 1 drafts for each slot, from its queued pairs (the last one again if none is); fewer
+        where `go_on` ends its chain."""
         pieces = [(s, min(self.ready(s)[0], s.pairs - 1), s.pairs) for s in slots]
         residual = self._pairs(pieces)
         ends = np.cumsum([hi - lo for _, lo, hi in pieces]) - 1
         rows = residual[torch.from_numpy(ends).to(self.device)]
         made = [_Growing() for _ in slots]
-        live = list(range(len(slots)))
-        step = 0
+        chain = Chain(caps, go_on)
         while True:
+            live = chain.live
             logits, recycled = self.head.outputs(rows)
-            tokens = self._choose(logits, slots, live, made, uniforms)
-            step += 1
-            going = [at for at, i in enumerate(live) if caps[i] > step]
+            tokens, confidence = self._choose(logits, slots, live, made, uniforms)
+            going = chain.step(confidence.tolist)
             if not going:
                 break
             if len(going) < len(live):
-                keep = torch.tensor(going, device=self.device)
+                keep = torch.tensor([live.index(i) for i in going], device=self.device)
                 tokens, recycled = tokens[keep], recycled[keep]
-                live = [live[at] for at in going]
             # A provisional row: made from the head's own output, rewritten by the next propose.
-            spots = [(slots[i].index, slots[i].head_rows - 1 + step, 1) for i in live]
-            positions = torch.tensor([slots[i].pairs + step for i in live], device=self.device)
+            step = chain.steps
+            spots = [(slots[i].index, slots[i].head_rows - 1 + step, 1) for i in going]
+            positions = torch.tensor([slots[i].pairs + step for i in going], device=self.device)
             rows = self.head.forward(tokens, recycled, positions, self._spans(spots), self.cache)
         return [m.finish(u) for m, u in zip(made, uniforms, strict=True)]
 
@@ -163,8 +165,9 @@ class Proposer:
         live: list[int],
         made: list[_Growing],
         uniforms: Sequence[torch.Tensor | None],
-    ) -> torch.Tensor:
-        """One draft for each live slot: argmax at temperature 0, else drawn. → tokens (live,)."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One draft for each live slot: argmax at temperature 0, else drawn. → tokens and confidences,
+        (live,) each."""
         peak, best = logits.max(dim=-1)
         confidence = peak - logits.logsumexp(dim=-1)
         greedy = self.head.token_ids(best)
@@ -176,7 +179,7 @@ class Proposer:
                 token, q = self._draw(logits[at : at + 1], slot, made[i], u)
             tokens.append(token)
             made[i].add(token, confidence[at : at + 1], q)
-        return tokens[0] if len(tokens) == 1 else torch.cat(tokens)
+        return tokens[0] if len(tokens) == 1 else torch.cat(tokens), confidence
 
     def _draw(
         self, logits: torch.Tensor, slot: TorchSlot, made: _Growing, u: torch.Tensor | None

@@ -14,7 +14,7 @@ from mtpx.backend import FloatArray
 from mtpx.policy.fixed import FixedDepth
 from mtpx.round import Decision, Round, Route
 
-__all__ = ["Batch", "DepthPolicy", "FixedDepth"]
+__all__ = ["Batch", "DepthPolicy", "FixedDepth", "StoppingPolicy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +71,19 @@ class DepthPolicy(Protocol):
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: dict[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class StoppingPolicy(DepthPolicy, Protocol):
+    """A policy that may end a chain of drafts before the depth it proposed.
+
+    While `wants_steps`, the engine asks `go_on` after every head step but the last: (n, j) confidences of
+    the drafts made so far, NaN where a slot has none; the answer is one bool a slot. Every draft
+    that was made may be verified, so the text stays exact whatever is answered. But where
+    drafts are drawn, how many there are tells of their confidences: a `verify` that cuts such a chain
+    may cut its last draft only (`mtpx.policy.cut`).
+    """
+
+    wants_steps: bool
+
+    def go_on(self, confidence: FloatArray) -> list[bool]: ...

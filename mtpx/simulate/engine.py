@@ -17,16 +17,18 @@ from mtpx.backend import (
     EngineInfo,
     EngineOptions,
     Forward,
+    GoOn,
     Outcome,
     Slot,
 )
 from mtpx.carry import carry_armed
+from mtpx.chain import Chain
 from mtpx.errors import BackendError, NonFiniteLogits, PromptError
 from mtpx.precision import choose_tier
 from mtpx.round import Route
 from mtpx.sampling import USE_COMMIT, Array, Sampling, accept, distribution, draw, uniforms
 from mtpx.simulate.clock import VirtualClock
-from mtpx.simulate.head import SimulatedDrafts, draft
+from mtpx.simulate.head import Draft, Drafting, SimulatedDrafts
 from mtpx.simulate.language import Language, mix, token_logprob
 from mtpx.simulate.machine import Machine
 from mtpx.simulate.regime import Regime
@@ -141,22 +143,32 @@ class SimulatedEngine:
 
     # -- a round -------------------------------------------------------------------------------
 
-    def propose(self, slots: Sequence[Slot], caps: Sequence[int]) -> SimulatedDrafts:
+    def propose(
+        self, slots: Sequence[Slot], caps: Sequence[int], go_on: GoOn | None = None
+    ) -> SimulatedDrafts:
         mine = self._ready(slots)
         if any(cap < 0 or cap > self.regime.depth_limit for cap in caps):
             raise BackendError(f"caps {list(caps)} leave 0..{self.regime.depth_limit}")
-        rates = self.regime.rates(self.machine.rounds)
-        made = [
-            draft(slot, cap, self.language, rates, self.regime.spread)
-            for slot, cap in zip(mine, caps, strict=True)
-        ]
+        rates, spread = self.regime.rates(self.machine.rounds), self.regime.spread
+        chain = Chain(caps, go_on)
+        drafting = {i: Drafting(mine[i], caps[i], self.language, rates, spread) for i in chain.live}
+        while chain.live:
+            sure = [drafting[i].step() for i in chain.live]
+            chain.step(lambda: self._read(sure))  # noqa: B023
+        made = [drafting[i].made if i in drafting else Draft([], [], []) for i in range(len(mine))]
         return SimulatedDrafts(
             tokens=[one.tokens for one in made],
             q=[one.q for one in made],
             log_confidence=[one.log_confidence for one in made],
             lengths=[len(slot.ids) for slot in mine],
-            draft_ms=self.machine.draft(max(caps, default=0)),
+            draft_ms=self.machine.draft(chain.steps),
+            reading=lambda: self._read([]),
         )
+
+    def _read(self, sure: list[float]) -> list[float]:
+        """Confidences, on the host: that takes `regime.read_ms`."""
+        self.machine.spend(self.regime.read_ms)
+        return sure
 
     def verify(self, slots: Sequence[Slot], drafts: Drafts, depths: Sequence[int]) -> list[Outcome]:
         mine = self._ready(slots)

@@ -6,7 +6,7 @@ row changes the drafts that follow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,13 +24,14 @@ _RECYCLED = 7
 @dataclass(frozen=True, slots=True)
 class SimulatedDrafts:
     """The drafts of each slot, the distributions they were drawn from, their confidences, and each
-    slot's length when they were made."""
+    slot's length when they were made. `reading` is called when confidences are read before verify."""
 
     tokens: list[list[int]]
     q: list[list[Array]]
     log_confidence: list[list[float]]
     lengths: list[int]
     draft_ms: float
+    reading: Callable[[], object] = lambda: None
 
     @property
     def counts(self) -> list[int]:
@@ -38,6 +39,7 @@ class SimulatedDrafts:
 
     @property
     def confidence(self) -> FloatArray:
+        self.reading()
         out = np.full((len(self.tokens), max(self.counts, default=0)), np.nan)
         for row, values in zip(out, self.log_confidence, strict=True):
             row[: len(values)] = values
@@ -53,41 +55,52 @@ class Draft:
     log_confidence: list[float]
 
 
-def draft(
-    slot: SimulatedSlot, cap: int, language: Language, rates: Sequence[float], spread: float
-) -> Draft:
-    """`cap` head steps for this slot: queued pairs are written first, the rows of later steps are
+class Drafting:
+    """One slot's drafts while they are made: queued pairs are written first, the rows of later steps are
     provisional. The head is calibrated: exp(confidence) is the probability that the draft
     stands (at least 1/V, as a top-1 probability is)."""
-    made = Draft([], [], [])
-    if cap == 0:
-        return made
-    if not slot.head:
-        raise BackendError("this sequence is a plain run (head=False); it cannot propose")
-    slot.drop_provisional()
-    slot.flush()
-    state = mix(slot.last_state(language.start), slot.ids[-1])
-    row = slot.head_rows[-1] if slot.head_rows else mix(language.start, _RECYCLED)
-    u = uniforms(slot.seed, slot.request, slot.round, cap)
-    history = slot.history()
-    for j in range(cap):
-        p = distribution(language.logits(state), slot.sampling, history.followed_by(made.tokens))
-        stands = certainty(rates[j], spread, row)
+
+    def __init__(
+        self,
+        slot: SimulatedSlot,
+        cap: int,
+        language: Language,
+        rates: Sequence[float],
+        spread: float,
+    ) -> None:
+        if not slot.head:
+            raise BackendError("this sequence is a plain run (head=False); it cannot propose")
+        self.made = Draft([], [], [])
+        self._slot, self._language, self._rates, self._spread = slot, language, rates, spread
+        slot.drop_provisional()
+        slot.flush()
+        self._state = mix(slot.last_state(language.start), slot.ids[-1])
+        self._row = slot.head_rows[-1] if slot.head_rows else mix(language.start, _RECYCLED)
+        self._u = uniforms(slot.seed, slot.request, slot.round, cap)
+        self._history = slot.history()
+
+    def step(self) -> float:
+        """One more draft; its confidence."""
+        slot, made = self._slot, self.made
+        j = len(made.tokens)
+        if j:
+            self._row = mix(mix(self._row, made.tokens[-1]), _RECYCLED)
+            slot.head_rows.append(self._row)
+        logits = self._language.logits(self._state)
+        p = distribution(logits, slot.sampling, self._history.followed_by(made.tokens))
+        stands = certainty(self._rates[j], self._spread, self._row)
         if slot.sampling.greedy:
-            token = greedy_draft(p, stands, row)
+            token = greedy_draft(p, stands, self._row)
             q = np.zeros_like(p)
             q[token] = 1.0
         else:
             q = draft_distribution(p, stands)
-            token = draw(q, float(u[j, USE_DRAFT]))
+            token = draw(q, float(self._u[j, USE_DRAFT]))
         made.tokens.append(token)
         made.q.append(q)
         made.log_confidence.append(float(np.log(max(stands, 1.0 / p.size))))
-        state = mix(state, token)
-        if j + 1 < cap:
-            row = mix(mix(row, token), _RECYCLED)
-            slot.head_rows.append(row)
-    return made
+        self._state = mix(self._state, token)
+        return made.log_confidence[-1]
 
 
 def certainty(rate: float, spread: float, head_state: int) -> float:

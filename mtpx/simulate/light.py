@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mtpx.chain import Chain
 from mtpx.errors import MtpxError, PolicyError
-from mtpx.policy import Batch, DepthPolicy
+from mtpx.policy import Batch, DepthPolicy, StoppingPolicy
 from mtpx.round import Round, Route, SlotRound
 from mtpx.sampling import Array
 from mtpx.simulate.scenario import Scenario, tables
@@ -62,6 +63,7 @@ def play(
     verify, draft, stands = t.verify.tolist(), t.draft.tolist(), stands.tolist()
     growth = (t.factor * scenario.context_ms / 1000.0).tolist()
     routes = _Routes(scenario)
+    stopping = policy if isinstance(policy, StoppingPolicy) else None
     caps = [limit] * width
     flags = [greedy] * width
     contexts = [scenario.context] * width
@@ -76,14 +78,25 @@ def play(
             if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
                 raise PolicyError(f"policy {policy.name!r} proposed {depth!r}, not a depth")
             depth = min(depth, limit)
+            counts, readings = [depth] * width, 0
+            if depth > 1 and stopping is not None and stopping.wants_steps:
+                counts, readings = _chain(stopping, logs[r], depth)
             if depth and policy.wants_confidence:
-                verified = policy.verify(logs[r, :, :depth])
-                if len(verified) != width or any(not 0 <= v <= depth for v in verified):
+                readings += 1
+                shown = logs[r, :, : max(counts)]
+                if min(counts) < max(counts):
+                    shown = np.where(
+                        np.arange(max(counts)) < np.array(counts)[:, None], shown, np.nan
+                    )
+                verified = policy.verify(shown)
+                if len(verified) != width or any(
+                    not 0 <= v <= n for v, n in zip(verified, counts, strict=True)
+                ):
                     raise PolicyError(
-                        f"policy {policy.name!r} asked to verify {verified} of {depth} drafts"
+                        f"policy {policy.name!r} asked to verify {verified} of {counts} drafts"
                     )
             else:
-                verified = [depth] * width
+                verified = counts
         except MtpxError:
             raise
         except Exception as error:
@@ -101,12 +114,12 @@ def play(
                 SlotRound(
                     i,
                     contexts[i],
-                    depth,
+                    counts[i],
                     v,
                     accepted,
                     accepted + 1,
                     False,
-                    logs[r, i, :depth].tolist() if scenario.spread and depth else None,
+                    logs[r, i, : counts[i]].tolist() if scenario.spread and counts[i] else None,
                 )
             )
             total += accepted + 1
@@ -123,11 +136,12 @@ def play(
         if last is not None and shape != last:
             forward *= scenario.transition
         forward = (forward * factors[r] + extra) * noise[r][0]
+        depth = max(counts)
         drafting = draft[r][depth] * noise[r][1]
         last = shape
         for i, slot in enumerate(slots):
             contexts[i] += slot.committed
-        ms = forward + drafting
+        ms = forward + drafting + readings * scenario.read_ms
         round = Round(
             r,
             int(clock * 1e6),
@@ -157,6 +171,22 @@ def play(
     return Played(
         np.array(depths), np.array(tokens, dtype=np.float64), np.array(times), excluded, reasons
     )
+
+
+def _chain(policy: StoppingPolicy, logs: Array, depth: int) -> tuple[list[int], int]:
+    """Drafts of each sequence where `policy` is asked after every step, and how often it was asked.
+
+    `logs` (n, ≥ depth): the confidences there would be."""
+    chain = Chain([depth] * len(logs), policy.go_on)
+    counts = [0] * len(logs)
+    asked = 0
+    while chain.live:
+        for i in chain.live:
+            counts[i] += 1
+        asked += chain.steps + 1 < depth
+        at, live = chain.steps, list(chain.live)
+        chain.step(lambda: [float(logs[i, at]) for i in live])  # noqa: B023
+    return counts, asked
 
 
 class _Routes:

@@ -36,13 +36,14 @@ class Regime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `acceptance[j]`: P(draft j + 1 accepted | all before it accepted); its length is the head's
     depth limit. `cost_ms[w][d]`: a target forward at width w and depth d, straight lines between
     widths and beyond the last depth, flat outside the widths. `draft_ms`: one head step.
-    `prefill_ms`: one prompt token. `context_ms`: added to a forward for every 1,000 tokens of the
-    longest context. `noise`: relative standard deviation of every time. `transition`: factor on a forward whose
-    rows differ from the one before. `stall`: probability that a forward is `stall_factor`
-    (low, high) times too long. `spread` (0..1): how far the head's confidence, which is calibrated, moves
-    around `acceptance` from draft to draft. A shape runs eager at `eager_factor` times its cost
-    until it was used `compile_after` times (0: never compiled) or warmed; compiling takes
-    `compile_ms`. `changes` move the regime with the round.
+    `read_ms`: one reading of confidences before verify, or between two head steps. `prefill_ms`: one
+    prompt token. `context_ms`: added to a forward for every 1,000 tokens of the longest context.
+    `noise`: relative standard deviation of every time. `transition`: factor on a forward whose rows
+    differ from the one before. `stall`: probability that a forward is `stall_factor` (low, high) times
+    too long. `spread` (0..1): how far the head's confidence, which is calibrated, moves around
+    `acceptance` from draft to draft. A shape runs eager at `eager_factor` times its cost until it was
+    used `compile_after` times (0: never compiled) or warmed; compiling takes `compile_ms`. `changes`
+    move the regime with the round.
 
     Raises `PolicyError` when a number is outside its range.
     """
@@ -53,6 +54,7 @@ class Regime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         default_factory=lambda: {1: (10.0, 11.0)}
     )
     draft_ms: float = 0.5
+    read_ms: float = 0.0
     prefill_ms: float = 0.1
     context_ms: float = 0.0
     noise: float = 0.0
@@ -70,6 +72,7 @@ class Regime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         costs = [cost for row in self.cost_ms.values() for cost in row]
         amounts = [
             self.draft_ms,
+            self.read_ms,
             self.prefill_ms,
             self.context_ms,
             self.noise,

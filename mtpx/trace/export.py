@@ -39,6 +39,7 @@ COLUMNS = (
     "reason",
     "selected",
     "cut",
+    "stopped",
     "cost_sample",
     "excluded",
     "confidences",
@@ -107,6 +108,7 @@ def _rows(run: int, round: Round, requests: dict[int, RequestRecord]) -> Iterato
             "reason": decision.reason if decision else None,
             "selected": decision.selected if decision else None,
             "cut": decision.cut if decision else None,
+            "stopped": decision.stopped if decision else None,
             "cost_sample": decision.cost_sample if decision else None,
             "excluded": decision.excluded if decision else None,
             "confidences": None

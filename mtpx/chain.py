@@ -1,0 +1,52 @@
+"""Which slots make another draft: what every backend's propose asks between two head steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mtpx.backend import FloatArray, GoOn
+
+
+class Chain:
+    """One propose, head step by head step.
+
+    `live` are the slots that make a draft in the next step: those with room left (`caps`) that `go_on`,
+    where there is one, lets go on. Without it nothing is ever read from the device.
+    """
+
+    def __init__(self, caps: Sequence[int], go_on: GoOn | None = None) -> None:
+        self.live = [i for i, cap in enumerate(caps) if cap > 0]
+        self.steps = 0
+        self._caps = list(caps)
+        self._go_on = go_on
+        self._seen = np.full((len(self._caps), max(self._caps, default=0)), np.nan)
+
+    def step(self, read: Callable[[], Sequence[float]]) -> list[int]:
+        """A draft was made for every slot of `live`; returns those that make another, the new `live`.
+
+        `read` gives the confidences of the drafts just made, one for each slot of `live` in its order; it
+        is called only where `go_on` is to be asked.
+        """
+        self.steps += 1
+        going = [i for i in self.live if self._caps[i] > self.steps]
+        if going and self._go_on is not None:
+            self._seen[self.live, self.steps - 1] = read()
+            answer = self._go_on(self._seen[:, : self.steps])
+            going = [i for i in going if answer[i]]
+        self.live = going
+        return going
+
+
+def among(go_on: GoOn, which: Sequence[int], width: int) -> GoOn:
+    """`go_on` for a backend that drafts for the slots `which` of `width` only: it is shown a row for every
+    slot all the same."""
+
+    def asked(confidence: FloatArray) -> list[bool]:
+        whole = np.full((width, confidence.shape[1]), np.nan)
+        whole[list(which)] = confidence
+        answer = go_on(whole)
+        return [answer[i] for i in which]
+
+    return asked
