@@ -18,7 +18,7 @@ from training_makers import PROMPTS, answered_of, answers_of, head_of, trunk_of
 from mtpx_train.acceptance import held_out_prompts, suite_prompts
 from mtpx_train.batches import Answered, collate, endless, epoch
 from mtpx_train.fit import FitPlan, Progress, chain_hits, most_frequent, shape
-from mtpx_train.generate import Prompt, choose, decode_wave, loops
+from mtpx_train.generate import Prompt, choose, decode_lanes, decode_wave, loops
 from mtpx_train.loss import draft_loss
 from mtpx_train.mixture import SLOT, misspell, read_mixture
 from mtpx_train.packing import toml
@@ -60,6 +60,25 @@ def test_an_answer_does_not_depend_on_who_runs_beside_it(weights: Path) -> None:
     for prompt, answer in zip(PROMPTS, together, strict=True):
         alone = decode_wave(trunk, [Prompt(prompt, 0.0, "made")], 24, frozenset({2}), 5)[0]
         assert alone.tokens.tolist() == answer.tokens.tolist()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_answers_shared_out_among_threads_come_back_in_the_order_of_their_prompts(
+    weights: Path, threads: int
+) -> None:
+    trunk = trunk_of(weights)
+    prompts = [Prompt(prompt, 0.0, f"kind {i}") for i, prompt in enumerate(PROMPTS)]
+    counted: list[int] = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        answers = decode_lanes(trunk, prompts, 24, frozenset({2}), 5, counted.append)
+    finally:
+        torch.set_num_threads(before)
+    assert [a.tokens.tolist() for a in answers] == [a.tokens.tolist() for a in answers_of(trunk)]
+    assert [a.kind for a in answers] == [p.kind for p in prompts]
+    assert counted == sorted(counted)
+    assert 0 < counted[-1] <= sum(len(a.tokens) - a.start for a in answers)
 
 
 def test_the_seed_fixes_what_is_drawn(weights: Path) -> None:

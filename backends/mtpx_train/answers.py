@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from mtpx.digests import write_atomically
 from mtpx.errors import PackError
 from mtpx.text import ChatTemplate, Tokenizer
-from mtpx_train.generate import Prompt, decode_wave
+from mtpx_train.generate import Prompt, decode_lanes
 from mtpx_train.mixture import Mixture, read_mixture
 from mtpx_train.shards import About, read_about, write_shard
 
@@ -105,7 +105,7 @@ class AnswerStage:
     ) -> None:
         seed = random.Random(f"{self.plan.seed} answers {cycle} {number}").getrandbits(48)
         prompts = [prompt for prompt, _ in requests]
-        answers = decode_wave(self.trunk, prompts, self.plan.longest, self.end_ids, seed, tick)
+        answers = decode_lanes(self.trunk, prompts, self.plan.longest, self.end_ids, seed, tick)
         about = []
         for answer, (_, messages) in zip(answers, requests, strict=True):
             text = self.tokenizer.decode(answer.tokens[answer.start :].tolist())
@@ -161,7 +161,7 @@ class AnswerStage:
                 Prompt(opening, warmth[i % len(warmth)], "own") for i in range(self.plan.wave)
             ]
             seed = random.Random(f"{self.plan.seed} questions {cycle} {wave}").getrandbits(48)
-            answers = decode_wave(self.trunk, prompts, self.plan.question, self.end_ids, seed)
+            answers = decode_lanes(self.trunk, prompts, self.plan.question, self.end_ids, seed)
             texts = [
                 self.tokenizer.decode(answer.tokens[answer.start :].tolist()).strip()
                 for answer in answers

@@ -15,6 +15,7 @@ import torch
 
 from mtpx.errors import TrainingError
 from mtpx_train.batches import Answered, Batch, collate, endless
+from mtpx_train.generate import alone
 from mtpx_train.loss import aligned, draft_loss
 
 if TYPE_CHECKING:
@@ -188,11 +189,6 @@ class Fit:
         for optimizer, state in zip(self.optimizers, kept["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self.progress = Progress(**kept["progress"])
-
-
-def alone() -> None:
-    """Let this thread compute its products by itself."""
-    torch.set_num_threads(1)
 
 
 def chain_loss(states: list[torch.Tensor], batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:

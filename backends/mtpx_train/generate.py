@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,6 +52,35 @@ class Answer:
     kind: str
     greedy: bool
     ended: bool
+
+
+def decode_lanes(
+    trunk: BatchTrunk,
+    prompts: Sequence[Prompt],
+    longest: int,
+    end_ids: frozenset[int],
+    seed: int,
+    tick: Callable[[int], None] = lambda tokens: None,
+) -> list[Answer]:
+    """`decode_wave`, shared out among as many threads as torch has on a processor, each with products
+    of its own: threads that share every small product wait for each other more than they compute.
+    What comes out depends on their number."""
+    lanes = min(len(prompts), torch.get_num_threads()) if trunk.device.type == "cpu" else 1
+    if lanes == 1:
+        return decode_wave(trunk, prompts, longest, end_ids, seed, tick)
+    said, lock = [0] * lanes, Lock()
+
+    def decode(lane: int) -> list[Answer]:
+        def report(tokens: int) -> None:
+            with lock:
+                said[lane] = tokens
+                tick(sum(said))
+
+        return decode_wave(trunk, prompts[lane::lanes], longest, end_ids, seed + lane, report)
+
+    with ThreadPoolExecutor(lanes, initializer=alone) as pool:
+        made = list(pool.map(decode, range(lanes)))
+    return [made[i % lanes][i // lanes] for i in range(len(prompts))]
 
 
 @torch.inference_mode()
@@ -137,6 +168,11 @@ def decode_wave(
             )
         )
     return answers
+
+
+def alone() -> None:
+    """Let this thread compute its products by itself."""
+    torch.set_num_threads(1)
 
 
 def common(prompts: Sequence[list[int]]) -> int:
