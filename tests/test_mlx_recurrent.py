@@ -63,9 +63,11 @@ def test_the_mixer_computes_what_mlx_lms_layer_computes(kind: str) -> None:
         x = inputs(rows, seed)
         expected, found = layer(x, None, cache), mixer(x, None, mine)
         np.testing.assert_allclose(np.array(found), np.array(expected), rtol=1e-5, atol=1e-6)
-    assert mine.after is not None
-    np.testing.assert_allclose(np.array(mine.after.window), np.array(cache[0]), rtol=1e-6)
-    np.testing.assert_allclose(np.array(mine.after.state), np.array(cache[1]), rtol=1e-4, atol=1e-6)
+        mine.at += rows
+    after = mine.steps[-1].after
+    assert after is not None
+    np.testing.assert_allclose(np.array(after.window), np.array(cache[0]), rtol=1e-6)
+    np.testing.assert_allclose(np.array(after.state), np.array(cache[1]), rtol=1e-4, atol=1e-6)
 
 
 ROUNDS = st.lists(
@@ -143,8 +145,49 @@ def test_a_long_piece_of_a_prompt_is_not_kept_row_by_row() -> None:
     rows = recurrent.REPLAYED_ROWS + 1
     state.begin(0, rows)
     mixer(inputs(rows, 0), None, state.cache)
-    assert state.cache.rows is None
+    (step,) = state.cache.steps
+    assert step.rows is None
     assert [state.reach(rows), state.reach(rows - 1)] == [rows, 0]
+
+
+LONG = recurrent.REPLAYED_ROWS + 5
+
+
+@pytest.mark.parametrize("rows", [3, LONG], ids=["a round", "a piece of a prompt"])
+@pytest.mark.parametrize("ran", [False, True], ids=["before it ran", "after it ran"])
+def test_a_forward_that_was_broken_off_is_taken_back(rows: int, ran: bool) -> None:
+    """Of the layers of one forward some have run by then, and some have not."""
+    mixer = DeltaMixer(LAYERS["qwen3_5"])
+    x, last = inputs(4, 0), inputs(2, 1)
+    state = DeltaLayer(DeltaCache())
+    state.begin(0, 4)
+    mixer(x, None, state.cache)
+    state.keep(3)
+    state.begin(3, rows)
+    if ran:
+        mixer(inputs(rows, 9), None, state.cache)
+    assert state.reach(3) == 3
+    state.keep(3)
+    state.begin(3, 2)
+    found = mixer(last, None, state.cache)
+    expected = LAYERS["qwen3_5"](mx.concatenate([x[:, :3], last], axis=1), None, None)[:, -2:]
+    np.testing.assert_allclose(np.array(found), np.array(expected), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kept", [4, 5, 6])
+def test_a_step_launched_ahead_is_taken_back_with_the_one_before_it(kept: int) -> None:
+    mixer = DeltaMixer(LAYERS["qwen3_5"])
+    x, last = inputs(6, 0), inputs(1, 1)
+    state = DeltaLayer(DeltaCache())
+    for before, rows, ahead in ((0, 4, 0), (4, 1, 0), (5, 1, 1)):
+        state.begin(before, rows, ahead)
+        mixer(x[:, before : before + rows], None, state.cache)
+    assert state.reach(kept) == kept
+    state.keep(kept)
+    state.begin(kept, 1)
+    found = mixer(last, None, state.cache)
+    expected = LAYERS["qwen3_5"](mx.concatenate([x[:, :kept], last], axis=1), None, None)[:, -1:]
+    np.testing.assert_allclose(np.array(found), np.array(expected), rtol=1e-4, atol=1e-5)
 
 
 def test_a_copy_goes_its_own_way() -> None:

@@ -91,10 +91,10 @@ def state_of(kind: str) -> TargetState:
     return TargetState(make(), make)
 
 
-def feed(state: TargetState, values: list[int]) -> list[np.ndarray]:
+def feed(state: TargetState, values: list[int], ahead: int = 0) -> list[np.ndarray]:
     """One forward over these rows (a row's key is its value); what every cache then holds, oldest
     first, of the window only."""
-    state.begin(len(values))
+    state.begin(len(values), ahead)
     rows = mx.array(values, dtype=mx.float32).reshape(1, 1, -1, 1)
     (layer,) = state.layers
     parts = layer.cache.caches if isinstance(layer, GroupLayer) else [layer.cache]
@@ -124,6 +124,39 @@ def test_after_taking_rows_back_a_state_is_one_that_never_had_them(
     for item in told:
         feed(fresh, [item])
     for mine, expected in zip(feed(state, [value]), feed(fresh, [value]), strict=True):
+        np.testing.assert_array_equal(mine, expected)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("before", [5, 7, 8, 20])
+def test_steps_launched_ahead_are_taken_back_together(kind: str, before: int) -> None:
+    """The window of eight is still filling, full with the first step, with the second, and long full."""
+    state, fresh = state_of(kind), state_of(kind)
+    for item in range(before):
+        feed(state, [item])
+        feed(fresh, [item])
+    for ahead, item in enumerate((50, 51)):
+        feed(state, [item], ahead)
+    assert state.reach(before) == before
+    state.keep(before)
+    for mine, expected in zip(feed(state, [99]), feed(fresh, [99]), strict=True):
+        np.testing.assert_array_equal(mine, expected)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("room", [3, 256])
+def test_a_cache_that_grew_by_half_is_made_even(kind: str, room: int) -> None:
+    """mlx-lm's caches make room for the keys first."""
+    state, fresh = state_of(kind), state_of(kind)
+    for one in (state, fresh):
+        feed(one, [1, 2, 3])
+    state.begin(2)
+    (layer,) = state.layers
+    parts = layer.cache.caches if isinstance(layer, GroupLayer) else [layer.cache]
+    for part in parts:
+        part.keys = mx.concatenate([part.keys[..., :3, :], mx.zeros((1, 1, room, 1))], axis=2)
+    state.keep(3)
+    for mine, expected in zip(feed(state, [99]), feed(fresh, [99]), strict=True):
         np.testing.assert_array_equal(mine, expected)
 
 

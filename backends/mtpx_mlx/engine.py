@@ -23,7 +23,7 @@ from mtpx_mlx.checkpoints import Checkpoint, bounded
 from mtpx_mlx.frozen import freeze, thaw
 from mtpx_mlx.judge import judge, peaks, read
 from mtpx_mlx.propose import Drafting, MlxDrafts, Proposer, newest
-from mtpx_mlx.sample import Counts, distribution, draw, to_device
+from mtpx_mlx.sample import distribution, draw, to_device
 from mtpx_mlx.slot import Flight, HeadState, MlxSlot
 from mtpx_mlx.snapshot import Snapshot, adopt, prefill_head, save
 
@@ -107,10 +107,9 @@ class MlxEngine:
             headed=head and self.head is not None,
             session=session,
         )
-        if sampling.penalised:
-            slot.counts = Counts.of(tokens, self._info.vocab_size)
-        self._open.append(slot)
         adopt(slot, cast("Snapshot | None", reuse), carry=self.carry)
+        slot.settle()
+        self._open.append(slot)  # last: a slot that is broken off here takes nobody's place
         return slot
 
     @_on_device
@@ -122,17 +121,13 @@ class MlxEngine:
         slot.filled = slot.state.reach(wanted)
         if slot.filled < wanted:
             position = slot.filled + 1
-        slot.state.keep(slot.filled)
-        del slot.tokens[position:]
-        reached = len(slot.tokens)
-        slot.prompt = min(slot.prompt, reached)
+        slot.settle()
         if slot.held is not None:
             slot.held.cut(slot.pairs)
             slot.held.hidden.forget(slot.filled)
-        if slot.counts is not None:
-            slot.counts = Counts.of(slot.tokens[: slot.prompt], self._info.vocab_size)
-            slot.counts.add(slot.tokens[slot.prompt :])
-        return reached
+        del slot.tokens[position:]
+        slot.prompt = min(slot.prompt, len(slot.tokens))
+        return len(slot.tokens)
 
     @_on_device
     def snapshot(self, slot: MlxSlot) -> Snapshot:
@@ -259,9 +254,10 @@ class MlxEngine:
         return outcomes
 
     def _commit(self, slot: MlxSlot, result: Outcome) -> None:
-        slot.tokens += result.committed
-        slot.filled += len(result.committed)
+        # In this order: whatever is broken off, no uniform is drawn twice and no state claimed.
         slot.round += 1
+        slot.tokens += result.committed
+        slot.filled = len(slot.tokens) - 1
         if slot.counts is not None:
             slot.counts.add(result.committed)
         if slot.head is not None and self.proposer is not None:
@@ -276,7 +272,7 @@ class MlxEngine:
         """Launch the next step from this step's token, still on the device, then read this one."""
         for slot in slots:
             slot.check_ready(self._info)
-        if any(s.flight is None for s in slots):
+        if any(s.flight is None or s.flight.position != s.filled for s in slots):
             for slot in slots:
                 slot.settle()
             self._launch(slots, [mx.array(s.tokens[-1:]) for s in slots], ahead=0)
@@ -299,15 +295,16 @@ class MlxEngine:
     def _launch(self, slots: list[MlxSlot], tokens: list[mx.array], *, ahead: int) -> None:
         """Start a plain step of every slot, `ahead` positions past what the host has committed."""
         for slot, last in zip(slots, tokens, strict=True):
-            rows = self.target(last, slot.state)
-            self._keep_hidden(slot, slot.filled + ahead, rows)
+            rows = self.target(last, slot.state, ahead)
+            position = slot.filled + ahead
+            self._keep_hidden(slot, position, rows)
             if slot.sampling.greedy:
                 token = mx.argmax(rows.logits, axis=-1)
             else:
                 u = self._uniforms(slot, 0, ahead)
                 assert u is not None
                 token = draw(distribution(rows.logits, slot.sampling), u[:, USE_COMMIT])
-            slot.flight = Flight(token, peaks(rows.logits))
+            slot.flight = Flight(position, token, peaks(rows.logits))
         mx.async_eval(
             [[s.flight.token, s.flight.peak] for s in slots if s.flight], self._kept(slots)
         )

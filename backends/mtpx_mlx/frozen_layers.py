@@ -139,7 +139,8 @@ class Taken:
                 raise unfit(f"{name} holds {min(held):,} rows of a window of {cache.max_size:,}")
 
     def _recurrent(self, name: str, like: DeltaLayer, positions: int) -> DeltaLayer:
-        held, ran = like.cache.after, like.cache.rows
+        (one,) = like.cache.steps
+        held, ran = one.after, one.rows
         assert held is not None
         assert ran is not None
         assert held.state is not None

@@ -20,18 +20,19 @@ class HiddenRows:
 
     def write(self, start: int, values: mx.array) -> None:
         """Put values (n, H) at positions start..start+n-1. A write that leaves a gap starts anew."""
-        end = start + values.shape[0]
+        rows, base, end = self.rows, self._base, start + values.shape[0]
         joined = self.lo < self.hi and start <= self.hi and end >= self.lo
-        if self.rows is None or not joined:
-            self.rows, self._base = _room(values, values.shape[0]), start
-        elif start < self._base:
-            self.rows = mx.concatenate([_room(values, self._base - start, step=1), self.rows])
-            self._base = start
-        short = end - self._base - self.rows.shape[0]
+        if rows is None or not joined:
+            rows, base = _room(values, values.shape[0]), start
+        elif start < base:
+            rows, base = mx.concatenate([_room(values, base - start, step=1), rows]), start
+        short = end - base - rows.shape[0]
         if short > 0:
-            self.rows = mx.concatenate([self.rows, _room(values, short)])
-        self.rows[start - self._base : end - self._base] = values
-        self.lo, self.hi = merge_interval(self.lo, self.hi, start, values.shape[0])
+            rows = mx.concatenate([rows, _room(values, short)])
+        lo, hi = merge_interval(self.lo, self.hi, start, values.shape[0])
+        rows[start - base : end - base] = values
+        # All at once: a write that is broken off before this claims nothing.
+        self.rows, self._base, self.lo, self.hi = rows, base, lo, hi
 
     def read(self, start: int, end: int) -> mx.array:
         """(end - start, H); lo ≤ start, end ≤ hi."""

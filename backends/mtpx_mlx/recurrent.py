@@ -59,20 +59,41 @@ class Ran(NamedTuple):
     b: mx.array
 
 
+class Step(NamedTuple):
+    """A forward over the `length` positions from `first`: the state before it, its rows, unless they are
+    too many to be run again, and the state after it, if it is known."""
+
+    first: int
+    length: int
+    before: Held
+    rows: Ran | None
+    after: Held | None
+
+
 class DeltaCache:
-    """What a `DeltaMixer` reads and writes of one sequence: the state before the last forward's rows,
-    the rows, and the state after all of them. `kept` says how many of the rows stand."""
+    """What a `DeltaMixer` reads and writes of one sequence. `at`: the positions that the next forward
+    follows on; `floor`: how many of them stand whatever becomes of the rest.
+
+    `steps` are the forwards that can be taken back, oldest first; those from `at` on no longer count.
+    It changes in one assignment, so that a forward which is broken off has either run here or not."""
 
     def __init__(self) -> None:
-        self.before: Held | None = None
-        self.rows: Ran | None = None
-        self.after: Held | None = None
-        self.kept = 0
+        self.at = self.floor = 0
+        self.steps: tuple[Step, ...] = ()
+
+    def step(self, positions: int) -> Step | None:
+        """The forward that the state after so many positions is told by; `None`: nothing has run."""
+        return next((s for s in reversed(self.steps) if s.first <= positions), None)
+
+    def add(self, step: Step) -> None:
+        """A forward has run. Of those before it stay the ones that lead back to `floor`."""
+        older = (s for s in self.steps if self.floor <= s.first < step.first)
+        self.steps = (*older, step)
 
     @property
     def state(self) -> list[mx.array]:
         """Every array held, for an evaluation."""
-        parts = (self.before, self.rows, self.after)
+        parts = [part for s in self.steps for part in (s.before, s.rows, s.after)]
         return [array for part in parts if part is not None for array in part if array is not None]
 
     @property
@@ -99,25 +120,20 @@ class DeltaMixer(nn.Module):
         q, k, v = self._convolved(mx.concatenate([held.window, inputs], axis=1))
         out, state = self._update(q, k, v, a, b, held.state)
         after = Held(_slid(held.window, inputs), state)
-        if n <= REPLAYED_ROWS:
-            cache.before, cache.rows = held, Ran(inputs, k, v, a, b)
-        else:
-            cache.before, cache.rows = after, None
-        cache.after, cache.kept = after, n
+        rows = Ran(inputs, k, v, a, b) if n <= REPLAYED_ROWS else None
+        cache.add(Step(cache.at, n, held, rows, after))
         return layer.out_proj(layer.norm(out, z).reshape(1, n, -1))
 
     def _standing(self, cache: DeltaCache, dtype: mx.Dtype) -> Held:
         """The state after the rows that stand."""
-        layer, r = self.layer, cache.kept
-        if cache.before is None:
+        layer, step = self.layer, cache.step(cache.at)
+        if step is None:
             return Held(mx.zeros((1, layer.conv_kernel_size - 1, layer.conv_dim), dtype), None)
-        if cache.rows is None or r == 0:
-            return cache.before
-        if r == cache.rows.inputs.shape[1] and cache.after is not None:
-            return cache.after
-        inputs, k, v, a, b = (part[:, :r] for part in cache.rows)
-        _, state = self._update(k, k, v, a, b, cache.before.state)
-        return Held(_slid(cache.before.window, inputs), state)
+        held, rows = standing(step, cache.at)
+        if rows is None:
+            return held
+        _, state = self._update(rows.k, rows.k, rows.v, rows.a, rows.b, held.state)
+        return Held(_slid(held.window, rows.inputs), state)
 
     def _projected(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
         """→ the convolution's inputs (1, n, C), the output's gate z, the gates a and b."""
@@ -156,18 +172,17 @@ class DeltaMixer(nn.Module):
 
 
 class DeltaLayer:
-    """The `LayerState` of a GatedDeltaNet: any of the last forward's rows can be taken back, and
-    nothing before them."""
+    """The `LayerState` of a GatedDeltaNet: any of the last forward's rows can be taken back, and what
+    ran before it only as far as `ahead` asked for."""
 
     why_plain = ""
 
     def __init__(self, cache: DeltaCache) -> None:
         self.cache = cache
-        self._first = self._now = 0
+        self._now = 0
 
-    def begin(self, before: int, rows: int) -> None:
-        self.cache.kept = before - self._first
-        self._first = before if rows <= REPLAYED_ROWS else before + rows
+    def begin(self, before: int, rows: int, ahead: int = 0) -> None:
+        self.cache.at, self.cache.floor = before, before - ahead
         self._now = before + rows
 
     def keep(self, positions: int) -> None:
@@ -176,33 +191,54 @@ class DeltaLayer:
     def reach(self, positions: int) -> int:
         if positions >= self._now:
             return self._now
-        return positions if positions >= self._first else 0
+        step = self.cache.step(positions)
+        if step is None:
+            return 0
+        return (
+            step.first if step.rows is None and positions < step.first + step.length else positions
+        )
 
     def standing(self) -> tuple[Held, Ran | None]:
         """A state held whole and the rows to run on it: together the state after the rows that stand.
         Something has been computed."""
-        cache, r = self.cache, self._now - self._first
-        assert cache.before is not None
-        if cache.rows is None or r == 0:
-            return cache.before, None
-        if r == cache.rows.inputs.shape[1] and cache.after is not None:
-            return cache.after, None
-        return cache.before, Ran(*(part[:, :r] for part in cache.rows))
+        step = self.cache.step(self._now)
+        assert step is not None
+        return standing(step, self._now)
 
     @classmethod
     def after(cls, positions: int, held: Held, rows: Ran | None) -> DeltaLayer:
         """A layer of `positions` positions, the last of which are `rows`, to run on `held`."""
         cache = DeltaCache()
-        cache.before, cache.rows = held, rows
+        count = 0 if rows is None else rows.inputs.shape[1]
+        cache.steps = (Step(positions - count, count, held, rows, None),)
         layer = cls(cache)
         layer._now = positions
-        layer._first = positions - (0 if rows is None else rows.inputs.shape[1])
         return layer
 
     def copy(self) -> DeltaLayer:
         twin = DeltaLayer(copy.copy(self.cache))
-        twin._first, twin._now = self._first, self._now
+        twin._now = self._now
+        step = self.cache.step(self._now)
+        if (
+            step is not None
+            and step.rows is None
+            and step.after is not None
+            and self._now > step.first
+        ):
+            # Nobody goes back in a piece of a prompt that stands: only its end is kept.
+            twin.cache.steps = (Step(self._now, 0, step.after, None, None),)
         return twin
+
+
+def standing(step: Step, positions: int) -> tuple[Held, Ran | None]:
+    """The state after `positions` positions, which the step reaches, and the rows to run on it yet."""
+    r = positions - step.first
+    if r == 0:
+        return step.before, None
+    if step.after is not None and (step.rows is None or r == step.length):
+        return step.after, None
+    assert step.rows is not None
+    return step.before, Ran(*(part[:, :r] for part in step.rows))
 
 
 def make_replayable(model: Any) -> None:

@@ -28,20 +28,23 @@ def to_device(u: npt.NDArray[np.float64]) -> mx.array:
 
 @dataclass(slots=True)
 class Counts:
-    """What penalties look at, on the device: `prompt` (V,) bool, `generated` (V,) counts."""
+    """What penalties look at, on the device: `prompt` (V,) bool, `generated` (V,) counts. `tokens`: how
+    many of the slot's tokens are in them."""
 
     prompt: mx.array
     generated: mx.array
+    tokens: int
 
     @classmethod
     def of(cls, prompt: list[int], vocab: int) -> Counts:
         seen = np.zeros(vocab, dtype=bool)
         seen[sorted(set(prompt))] = True
-        return cls(mx.array(seen), mx.zeros((vocab,), dtype=mx.float32))
+        return cls(mx.array(seen), mx.zeros((vocab,), dtype=mx.float32), len(prompt))
 
     def add(self, tokens: list[int]) -> None:
         if tokens:
-            self.generated = self.generated.at[mx.array(tokens)].add(1.0)
+            more, count = self.generated.at[mx.array(tokens)].add(1.0), len(tokens)
+            self.generated, self.tokens = more, self.tokens + count
 
     def rows(self, drafts: mx.array) -> mx.array:
         """(drafts + 1, V) counts as each verified row sees them: row j after the first j drafts."""

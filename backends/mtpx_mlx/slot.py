@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING
 from mtpx.host_slot import HostSlot
 from mtpx_mlx.hidden import HiddenRows
 from mtpx_mlx.pair_cache import PairCache
+from mtpx_mlx.sample import Counts
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
     from mtpx_mlx.checkpoints import Checkpoint
     from mtpx_mlx.engine import MlxEngine
-    from mtpx_mlx.sample import Counts
     from mtpx_mlx.snapshot import Snapshot
     from mtpx_mlx.state import TargetState
 
 
 @dataclass(slots=True)
 class Flight:
-    """A plain step already launched: its token and its check value, both still on the device."""
+    """A plain step already launched: the position of its row, its token and its check value, both
+    still on the device."""
 
+    position: int
     token: mx.array
     peak: mx.array
 
@@ -73,11 +75,16 @@ class MlxSlot(HostSlot):
         return self.held if self.headed else None
 
     def settle(self) -> None:
-        """Forget rows of a forward that were never committed: a step in flight, a round that failed
-        or was interrupted."""
+        """Make everything hold for `filled` and `tokens` again: forget rows of a forward that were never
+        committed (a step in flight, a round that failed or was interrupted), and count anew where
+        counting was broken off."""
         self.flight = None
         if self.state.positions != self.filled:
             self.state.keep(self.filled)
+        counted = None if self.counts is None else self.counts.tokens
+        if self.sampling.penalised and counted != len(self.tokens):
+            self.counts = Counts.of(self.tokens[: self.prompt], self.engine.info.vocab_size)
+            self.counts.add(self.tokens[self.prompt :])
 
     def rewind(self, position: int) -> int:
         return self.engine.rewind(self, position)

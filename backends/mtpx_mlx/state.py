@@ -7,6 +7,9 @@ make it hold fewer positions again; a `TargetState` is all layers of one slot. T
 MLX arrays are immutable values behind Python handles (`a[i] = x` gives the handle another value), so
 remembering a state costs no copy: a new handle to the old value. The next write then makes a copy
 instead of writing in place.
+
+A forward may be broken off anywhere, by Ctrl-C or by an error: between two layers, or halfway through a
+cache's own update. `keep` makes the state right again from whatever it finds.
 """
 
 from __future__ import annotations
@@ -28,12 +31,14 @@ class LayerState(Protocol):
     cache: Any
     why_plain: str
 
-    def begin(self, before: int, rows: int) -> None:
-        """A forward of `rows` rows follows on `before` positions."""
+    def begin(self, before: int, rows: int, ahead: int = 0) -> None:
+        """A forward of `rows` rows follows on `before` positions, the last `ahead` of which may be taken
+        back with it."""
         ...
 
     def keep(self, positions: int) -> None:
-        """Hold the state after the first `positions` positions; `reach(positions) == positions`."""
+        """Hold the state after the first `positions` positions; `reach(positions) == positions`. Whether
+        the last forward ran here, ran not, or was broken off makes no difference."""
         ...
 
     def reach(self, positions: int) -> int:
@@ -54,11 +59,12 @@ class KVLayer:
     def __init__(self, cache: Any) -> None:
         self.cache = cache
 
-    def begin(self, before: int, rows: int) -> None:
+    def begin(self, before: int, rows: int, ahead: int = 0) -> None:
         pass
 
     def keep(self, positions: int) -> None:
         self.cache.offset = positions
+        _cut_where_uneven(self.cache, positions)
 
     def reach(self, positions: int) -> int:
         return min(positions, int(self.cache.offset))
@@ -75,8 +81,8 @@ class WindowLayer:
     """The last positions only (mlx-lm's `RotatingKVCache`).
 
     Several rows are appended in order, so the rejected ones are cut off the end: what is left still
-    covers the window. A single row may overwrite the oldest one in place; then the values before it
-    are remembered. Older positions are gone once the window has wrapped.
+    covers the window. A single row may overwrite the oldest one in place, so from where the window is
+    full on the values before a forward are remembered. Older positions are gone then.
     """
 
     def __init__(self, cache: Any) -> None:
@@ -88,22 +94,22 @@ class WindowLayer:
             else ""
         )
         self._first = 0
-        self._before: tuple[int, Any] | None = None
+        self._before: Earlier = ()
 
-    def begin(self, before: int, rows: int) -> None:
-        wraps = rows == 1 and before >= self.cache.max_size
-        self._before = (before, _handles(self.cache.state)) if wraps else None
+    def begin(self, before: int, rows: int, ahead: int = 0) -> None:
+        wraps = before + rows > self.cache.max_size
+        self._before = _remembered(self._before, self.cache, before, ahead, still=wraps)
         # What may be cut off again: the rows of this forward, or all while nothing was overwritten.
-        self._first = before if before + rows > self.cache.max_size else 0
+        self._first = before - ahead if wraps else 0
 
     def keep(self, positions: int) -> None:
         cache = self.cache
+        earlier = next((state for at, state in self._before if at >= positions), None)
+        if earlier is not None:
+            cache.state = earlier
+        _cut_where_uneven(cache, positions)
         over = cache.offset - positions
         if over <= 0:
-            return
-        if self._before is not None:
-            cache.state = self._before[1]
-            self._before = None
             return
         cache._idx -= over
         cache.offset = positions
@@ -129,32 +135,33 @@ class WindowLayer:
 
 
 class OpaqueLayer:
-    """A cache nobody here knows from inside: one forward can be taken back as a whole."""
+    """A cache nobody here knows from inside: a forward can be taken back as a whole."""
 
     def __init__(self, cache: Any) -> None:
         self.cache = cache
         self.why_plain = f"its {type(cache).__name__} layers cannot be taken back by single rows after a rejection"
         self._now = 0
-        self._before: tuple[int, Any] = (0, None)
+        self._before: Earlier = ()
 
-    def begin(self, before: int, rows: int) -> None:
-        self._before = (before, _handles(self.cache.state) if before else None)
+    def begin(self, before: int, rows: int, ahead: int = 0) -> None:
+        self._before = _remembered(self._before, self.cache, before, ahead)
         self._now = before + rows
 
     def keep(self, positions: int) -> None:
-        before, state = self._before
-        if positions == before < self._now:
-            self.cache.state = state
-            self._now = before
+        earlier = next((state for at, state in self._before if at == positions), None)
+        if earlier is not None:
+            self.cache.state = earlier
+        self._now = positions
 
     def reach(self, positions: int) -> int:
-        before = self._before[0]
-        return self._now if positions >= self._now else before if positions >= before else 0
+        if positions >= self._now:
+            return self._now
+        return max((at for at, _ in self._before if at <= positions), default=0)
 
     def copy(self) -> OpaqueLayer:
         twin = OpaqueLayer(copy.copy(self.cache))
         twin.cache.state = _handles(self.cache.state)
-        twin._now, twin._before = self._now, (0, None)
+        twin._now = self._now
         return twin
 
 
@@ -165,9 +172,9 @@ class GroupLayer:
         self.cache, self.parts = cache, parts
         self.why_plain = next((p.why_plain for p in parts if p.why_plain), "")
 
-    def begin(self, before: int, rows: int) -> None:
+    def begin(self, before: int, rows: int, ahead: int = 0) -> None:
         for part in self.parts:
-            part.begin(before, rows)
+            part.begin(before, rows, ahead)
 
     def keep(self, positions: int) -> None:
         for part in self.parts:
@@ -204,11 +211,13 @@ class TargetState:
     def why_plain(self) -> str:
         return next((layer.why_plain for layer in self.layers if layer.why_plain), "")
 
-    def begin(self, rows: int) -> None:
-        """A forward of `rows` rows follows."""
+    def begin(self, rows: int, ahead: int = 0) -> None:
+        """A forward of `rows` rows follows; the last `ahead` positions may be taken back with it."""
+        before = self.positions
+        # First of all: whatever is broken off after this is known to be, and taken back.
+        self.positions = before + rows
         for layer in self.layers:
-            layer.begin(self.positions, rows)
-        self.positions += rows
+            layer.begin(before, rows, ahead)
 
     def keep(self, positions: int) -> None:
         """Take back everything after the first `positions` positions, which `reach` must reach."""
@@ -259,6 +268,27 @@ def _common_reach(layers: list[LayerState], positions: int) -> int:
         if reached == positions or reached == 0:
             return reached
         positions = reached
+
+
+Earlier = tuple[tuple[int, Any], ...]
+"""States of a cache after so many positions, oldest first."""
+
+
+def _remembered(
+    earlier: Earlier, cache: Any, before: int, ahead: int, *, still: bool = True
+) -> Earlier:
+    """The states that a forward on `before` positions may be taken back to: of those before it as far as
+    `ahead` asks for, and the one it begins with, if that is `still` to be remembered."""
+    kept = tuple((at, state) for at, state in earlier if before - ahead <= at < before)
+    return (*kept, (before, _handles(cache.state))) if still else kept
+
+
+def _cut_where_uneven(cache: Any, positions: int) -> None:
+    """Cut keys and values to `positions` rows where one of them has grown and the other has not: mlx-lm's
+    caches make room for the two one after the other (the quantised one for both at once)."""
+    keys, values = cache.keys, cache.values
+    if isinstance(keys, mx.array) and keys.shape[-2] != values.shape[-2]:
+        cache.keys, cache.values = keys[..., :positions, :], values[..., :positions, :]
 
 
 def _handles(state: Any) -> Any:

@@ -60,9 +60,10 @@ class Target:
     def _layers(self) -> list[LayerState]:
         return layer_states(self._make_caches())
 
-    def __call__(self, tokens: mx.array, state: TargetState) -> Rows:
-        """Run tokens (rows,) after the positions the state covers."""
-        state.begin(tokens.shape[0])
+    def __call__(self, tokens: mx.array, state: TargetState, ahead: int = 0) -> Rows:
+        """Run tokens (rows,) after the positions the state covers; the last `ahead` of those may be
+        taken back with them."""
+        state.begin(tokens.shape[0], ahead)
         if self.parts is None:
             return Rows(self.model(tokens[None], cache=state.caches)[0])
         return self.parts(tokens, state.caches)
