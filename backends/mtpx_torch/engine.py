@@ -73,7 +73,6 @@ class TorchEngine:
         self.compiled = CompiledStep(trunk, info.context_limit)
         self.forwards = Forwards(trunk, self.cache, self.compiled, fixed=fixed)
         self._tickets = 0
-        self._free = list(range(width))[::-1]
         self._open: list[TorchSlot] = []
         self._closed = False
 
@@ -106,7 +105,7 @@ class TorchEngine:
         )
         slot = TorchSlot(
             engine=self,
-            index=self._free.pop(),
+            index=min(set(range(self.width)) - {s.index for s in self._open}),
             tokens=tokens,
             prompt=len(tokens),
             sampling=sampling,
@@ -117,14 +116,12 @@ class TorchEngine:
             session=session,
             ticket=self._ticket(),
         )
-        if sampling.penalised:
-            slot.counts = Counts.of(tokens, self._info.vocab_size, self.device)
-        self._open.append(slot)
         written = self.forwards.begin(slot)
         if written and self.proposer is not None:
             self.proposer.cache.clear(slot.index, written + SLACK)
         adopt(slot, cast("Snapshot | None", reuse), self.cache, self.proposer, carry=self.carry)
         self.forwards.adopted(slot)
+        self._open.append(slot)  # last: a slot that is broken off here takes nobody's place
         return slot
 
     def _ticket(self) -> int:
@@ -137,19 +134,15 @@ class TorchEngine:
         if position < 1:
             raise BackendError(f"a slot keeps at least one token; asked to rewind to {position}")
         self.drain([slot])
-        del slot.tokens[position:]
-        reached = len(slot.tokens)
-        slot.filled = min(slot.filled, reached - 1)
+        slot.filled = min(slot.filled, position - 1)
         if (beyond := slot.head_key + 1 - slot.pairs) > 0:
             slot.head_rows = max(0, slot.head_rows - beyond)
             slot.head_key = slot.pairs - 1 if slot.head_rows else -1
         if self.proposer is not None:
             self.proposer.forget(slot, slot.filled)
-        slot.prompt = min(slot.prompt, reached)
-        if slot.counts is not None:
-            slot.counts = Counts.of(slot.tokens[: slot.prompt], self._info.vocab_size, self.device)
-            slot.counts.add(torch.tensor(slot.tokens[slot.prompt :], device=self.device).long())
-        return reached
+        del slot.tokens[position:]
+        slot.prompt = min(slot.prompt, len(slot.tokens))
+        return len(slot.tokens)
 
     @torch.inference_mode()
     def snapshot(self, slot: TorchSlot) -> Snapshot:
@@ -166,7 +159,6 @@ class TorchEngine:
         if slot in self._open:
             slot.flight = None
             self._open.remove(slot)
-            self._free.append(slot.index)
 
     def close(self) -> None:
         for slot in list(self._open):
@@ -247,6 +239,11 @@ class TorchEngine:
         # The step in flight has written a row past `filled` and nothing else: forgetting it is all.
         for slot in self._mine(slots):
             slot.flight = None
+            counted = None if slot.counts is None else slot.counts.tokens
+            if slot.sampling.penalised and counted != len(slot.tokens):  # not yet, or broken off
+                prompt, made = slot.tokens[: slot.prompt], slot.tokens[slot.prompt :]
+                slot.counts = Counts.of(prompt, self._info.vocab_size, self.device)
+                slot.counts.add(torch.tensor(made, device=self.device).long())
 
     def _round(
         self, slots: list[TorchSlot], drafts: TorchDrafts, depths: Sequence[int]
@@ -288,9 +285,10 @@ class TorchEngine:
         return outcomes
 
     def _commit(self, slot: TorchSlot, result: Outcome) -> None:
-        slot.tokens += result.committed
-        slot.filled += len(result.committed)
+        # In this order: whatever is broken off, no uniform is drawn twice and no state claimed.
         slot.round += 1
+        slot.tokens += result.committed
+        slot.filled = len(slot.tokens) - 1
         if slot.counts is not None:
             slot.counts.add(torch.tensor(result.committed, device=self.device))
         if slot.head and self.proposer is not None:
@@ -304,7 +302,7 @@ class TorchEngine:
         """Launch the next step from this step's token, still on the device, then read this one."""
         for slot in slots:
             slot.check_ready(self._info)
-        if any(s.flight is None for s in slots):
+        if any(s.flight is None or s.flight.position != s.filled for s in slots):
             self.drain(slots)
             last = [torch.tensor(s.tokens[-1:], device=self.device) for s in slots]
             self._launch(slots, last, ahead=0)
@@ -342,7 +340,7 @@ class TorchEngine:
                 u = self._uniforms(slot, 0, ahead)
                 assert u is not None
                 token = draw(distribution(row, slot.sampling), u[:, USE_COMMIT])
-            slot.flight = Flight(token, peak, route)
+            slot.flight = Flight(starts[i], token, peak, route)
 
     # Pieces
 

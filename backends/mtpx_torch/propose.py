@@ -144,16 +144,19 @@ class Proposer:
             positions += range(lo + 1, hi + 1)
             row = slot.head_rows - max(0, slot.head_key + 1 - lo)
             spots.append((slot.index, row, hi - lo))
-            slot.head_rows, slot.head_key = row + hi - lo, hi - 1
         hidden = [self.hidden[slot.index, lo:hi] for slot, lo, hi in pieces]
         spans = self._spans(spots)
-        return self.head.forward(
+        residual = self.head.forward(
             torch.tensor(ids, device=self.device),
             hidden[0] if len(hidden) == 1 else torch.cat(hidden),
             torch.tensor(positions, device=self.device),
             spans,
             self.cache,
         )
+        # Only now: rows of a forward that was broken off are written again.
+        for (slot, _, hi), (_, row, count) in zip(pieces, spots, strict=True):
+            slot.head_rows, slot.head_key = row + count, hi - 1
+        return residual
 
     def _spans(self, pieces: list[tuple[int, int, int]]) -> list[Span]:
         return make_spans(pieces, self.head.trunk.group, self.hidden, fixed=self.fixed)

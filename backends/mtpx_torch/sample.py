@@ -19,20 +19,24 @@ looking costs no synchronisation): a sort of 49,152 numbers takes as long as a t
 
 @dataclass(slots=True)
 class Counts:
-    """What penalties look at, on the device: `prompt` (V,) bool, `generated` (V,) counts."""
+    """What penalties look at, on the device: `prompt` (V,) bool, `generated` (V,) counts. `tokens`: how
+    many of the slot's tokens are in them, -1 while they change."""
 
     prompt: torch.Tensor
     generated: torch.Tensor
+    tokens: int
 
     @classmethod
     def of(cls, prompt: list[int], vocab: int, device: torch.device) -> Counts:
         seen = torch.zeros(vocab, dtype=torch.bool, device=device)
         seen[torch.tensor(sorted(set(prompt)), device=device)] = True
-        return cls(seen, torch.zeros(vocab, dtype=torch.float64, device=device))
+        return cls(seen, torch.zeros(vocab, dtype=torch.float64, device=device), len(prompt))
 
     def add(self, tokens: torch.Tensor) -> None:
         ones = torch.ones(tokens.shape[0], dtype=torch.float64, device=tokens.device)
+        now, self.tokens = self.tokens + tokens.shape[0], -1
         self.generated.index_add_(0, tokens, ones)
+        self.tokens = now
 
     def rows(self, drafts: torch.Tensor) -> torch.Tensor:
         """(drafts + 1, V) counts as each verified row sees them: row j after the first j drafts."""

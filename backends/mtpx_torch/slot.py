@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Flight:
-    """A plain step already launched: its token and its check value, both still on the device, and how it ran."""
+    """A plain step already launched: the position of its row, its token and its check value, both still
+    on the device, and how it ran."""
 
+    position: int
     token: torch.Tensor
     peak: torch.Tensor
     route: Route
