@@ -54,7 +54,9 @@ class DepthPolicy(Protocol):
     """
 
     name: str
-    wants_confidence: bool
+
+    @property
+    def wants_confidence(self) -> bool: ...
 
     def propose(self, batch: Batch) -> int: ...
 
@@ -84,6 +86,7 @@ class StoppingPolicy(DepthPolicy, Protocol):
     may cut its last draft only (`mtpx.policy.cut`).
     """
 
-    wants_steps: bool
+    @property
+    def wants_steps(self) -> bool: ...
 
     def go_on(self, confidence: FloatArray) -> list[bool]: ...

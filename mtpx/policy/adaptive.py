@@ -27,10 +27,11 @@ import numpy as np
 
 from mtpx.errors import PolicyError
 from mtpx.policy.acceptance import expected_tokens, optimistic_tokens
-from mtpx.policy.cost import MeasuredCosts, interpolate
+from mtpx.policy.cost import MeasuredCosts
 from mtpx.policy.cutting import Cutting
 from mtpx.policy.experience import MODES, Experience, Group, why_parked
 from mtpx.policy.gate import Gate
+from mtpx.policy.informed import InformedRound
 from mtpx.policy.trial import Trial, choose
 from mtpx.round import Decision, Round
 
@@ -117,7 +118,8 @@ class AdaptiveDepth:
         self._decision = Decision()
         self._modes: list[str] = [MODES[0]]
         self._group: Group | None = None
-        self.wants_confidence = False
+        self._caps: list[int] = []
+        self._informed: InformedRound | None = None
         self._requests: list[int] = []
 
     # -- choosing ------------------------------------------------------------------------------
@@ -125,7 +127,8 @@ class AdaptiveDepth:
     def propose(self, batch: Batch) -> int:
         limit = batch.limit
         self._modes = [MODES[0] if greedy else MODES[1] for greedy in batch.greedy]
-        self.wants_confidence = False
+        self._caps = batch.caps
+        self._informed = None
         if limit <= 0:
             # Parked by rule, or no token left to draft for: such rounds teach nothing about cost.
             self._group = None
@@ -173,7 +176,7 @@ class AdaptiveDepth:
         self._trial = trial
         if trial is not None:
             return self._decide(trial.depth, trial.reason)
-        if self.cuts and self.cutting.due:
+        if self.cuts and self.cost_feedback and self.cutting.due:
             self.cutting.look(
                 costs,
                 expected_tokens(rates),
@@ -185,11 +188,18 @@ class AdaptiveDepth:
         return self._settled()
 
     def _settled(self) -> int:
-        """The selected depth, or the one to cut from."""
+        """The selected depth, or the one to cut from or to stop before."""
         cutting = self.cutting
-        if cutting.reading and self.seen.calibrated(self._modes):
-            self.wants_confidence = True
-            return self._decide(cutting.depth, "selected")
+        if cutting.reading and self._group and self.seen.calibrated(self._modes):
+            costs = self.seen.costs_of(self._group)
+            if cutting.seeds(costs):
+                return self._decide(cutting.depth, "seed")
+            if cutting.reading:
+                caps = [min(cutting.depth, cap) for cap in self._caps]
+                self._informed = InformedRound(
+                    cutting, self.seen, costs, self._modes, caps, self.selected
+                )
+                return self._decide(cutting.depth, "selected")
         return self._decide(self.selected, "selected" if self.selected else "park")
 
     def _next_trial(
@@ -210,6 +220,16 @@ class AdaptiveDepth:
             self._since = 0
             self.interval = min(2 * self.interval, self._longest)
         return trial
+
+    @property
+    def wants_confidence(self) -> bool:
+        """Whether confidences decide in this round."""
+        return self._informed is not None
+
+    @property
+    def wants_steps(self) -> bool:
+        """Whether they also decide how long its chains become."""
+        return self._informed is not None and self.cutting.stepwise
 
     @property
     def _longest(self) -> int:
@@ -233,27 +253,18 @@ class AdaptiveDepth:
                 own = value
         return self.selected if own and best_value <= own * HYSTERESIS else best
 
-    # -- cutting -------------------------------------------------------------------------------
+    # -- confidence ----------------------------------------------------------------------------
+
+    def go_on(self, confidence: FloatArray) -> list[bool]:
+        if self._informed is None:
+            return [True] * len(confidence)
+        return self._informed.go_on(confidence)
 
     def verify(self, confidence: FloatArray) -> list[int]:
-        counts = [int(n) for n in np.isfinite(confidence).sum(axis=1)]
-        costs = self.seen.costs.get(self._group) if self._group else None
-        if not self.wants_confidence or costs is None:
-            return counts
-        curve = [(d, ms) for d, ms in costs.curve() if costs.measured(d)]
-        deepest = max(counts, default=0)
-        verify = self.cutting.priced(self.cutting.verify_ms(curve, deepest), self.cutting.last)
-        rates, _ = self.seen.rates(self._modes, max(deepest, self.selected))
-        lam = expected_tokens(rates)[self.selected] / interpolate(curve, self.selected)
-        depths = []
-        for mode, count, row in zip(self._modes, counts, confidence.tolist(), strict=True):
-            depth = self.cutting.forced(count)
-            if depth is None:
-                mean = self.seen.means(mode, count)
-                p = [self.seen.accepts(mode, j, row[j], mean[j]) for j in range(count)]
-                depth = self.cutting.rule(mode, p, mean, verify, lam)
-            depths.append(depth)
-        self._decision.cut = sum(counts) - sum(depths)
+        if self._informed is None:
+            return [int(n) for n in np.isfinite(confidence).sum(axis=1)]
+        depths = self._informed.verify(confidence)
+        self._decision.cut, self._decision.stopped = self._informed.cut, self._informed.stopped
         return depths
 
     def decision(self) -> Decision:
@@ -313,7 +324,9 @@ class AdaptiveDepth:
                 depth = verified.pop()
                 ms = self.cutting.cut(round.round_ms, round.depth, depth, costs.cost(depth))
             elif self.wants_confidence:
-                ms = self.cutting.full(round.round_ms, costs.cost(depth))
+                expected = costs.cost(depth)
+                error = expected * costs.deviation(depth) if expected else 0.0
+                ms = self.cutting.full(round.round_ms, depth, expected, error)
             if ms is None:
                 excluded = "reading"
         if not excluded and ms is not None:
@@ -373,6 +386,7 @@ class AdaptiveDepth:
             "selected": self.selected,
             "interval": self.interval,
             "credit": self.credit,
+            "cutting": self.cutting.state(),
             **self.seen.state(),
         }
 
@@ -384,6 +398,7 @@ class AdaptiveDepth:
         )
         try:
             fresh.seen.restore(state)
+            fresh.cutting.restore(state["cutting"], MODES)
             fresh.selected = int(state["selected"])
             fresh.interval = int(state["interval"])
             fresh.credit = float(state["credit"])

@@ -9,6 +9,11 @@ V(v) being the target forward over v + 1 rows; the drafts themselves are paid fo
   drafts 1..j and the mere rates of those after it, whose confidences have not been looked at.
 
 Both see past a wall: m runs over all depths.
+
+A chain may also end before it is as long as it might be (`goes_on`): then the head steps it does without
+are saved too. What was made may all be verified. Of a chain of drawn drafts only the last may be cut
+(`chain_cut`): that it is the last says no more than its own confidence and those before it, and every draft
+before it is known to be kept since the chain went on after it.
 """
 
 from __future__ import annotations
@@ -53,3 +58,39 @@ def stopping_cut(
         if not pays:
             return j
     return k
+
+
+def goes_on(
+    accepts: Sequence[float],
+    rates: Sequence[float],
+    verify_ms: Sequence[float],
+    step_ms: float,
+    rate: float,
+) -> bool:
+    """Whether a chain of j drafts is worth another: some depth m > j beats stopping, m - j head steps of
+    `step_ms` paid for.
+
+    `accepts` (j,), j ≥ 1: the calibrated p of the drafts made; `rates` (k,): the means, of which j + 1..k count;
+    `verify_ms` (k + 1,) and `rate` as in `free_cut`."""
+    j = len(accepts)
+    reach = tokens = 1.0
+    for p in accepts:
+        reach *= p
+        tokens += reach
+    here = max(tokens - rate * verify_ms[j], tokens - reach - rate * verify_ms[j - 1])
+    for m in range(j + 1, len(rates) + 1):
+        reach *= rates[m - 1]
+        tokens += reach
+        if tokens - rate * (verify_ms[m] + (m - j) * step_ms) > here:
+            return True
+    return False
+
+
+def chain_cut(accepts: Sequence[float], verify_ms: Sequence[float], rate: float) -> int:
+    """How many drafts of a chain that has ended are verified, where they are drawn: all, or all but
+    the last. Arguments as in `free_cut`."""
+    n = len(accepts)
+    reach = 1.0
+    for p in accepts:
+        reach *= p
+    return n if not n or reach >= rate * (verify_ms[n] - verify_ms[n - 1]) else n - 1

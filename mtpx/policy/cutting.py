@@ -1,57 +1,81 @@
-"""Whether to read the head's confidence, and how deep to draft when drafts may be cut.
+"""Whether to read the head's confidence, and how deep to draft when it decides.
 
-Reading costs a synchronisation, drafting what is then cut costs head steps, so both must pay:
+Two ways to use it. *Cut*: make all drafts, read once, verify those that pay. *Stepwise*: read after
+every draft, and make another only if that pays; it saves head steps, and costs a reading a draft. Reading
+costs a synchronisation and a draft that is cut its head step, so all of it must pay:
 
-- *Off* until the last `ROWS` rounds of calibrated confidences, replayed, say that drafting K and cutting
-  beats the selected depth by `MARGIN`. Confidences arrive with the outcomes for nothing.
-- *Measuring*: `READS` rounds that read and still verify everything: what they take longer is the
-  price of reading. Where draft and verify are not timed apart, `CUTS` rounds that verify one draft
-  less, whatever the confidences: the price of a head step is in the difference of their sums.
+- *Off* until the last `ROWS` rounds of calibrated confidences, rehearsed (`mtpx.policy.rehearsal`), say that one
+  of the ways beats the selected depth by `MARGIN`. Confidences arrive with the outcomes for nothing.
+- *Measuring*: `READS` rounds that read and still make and verify everything: what they take longer is the
+  price of reading, of each way its own. Where draft and verify are not timed apart, `CUTS` rounds that
+  verify one draft less, whatever the confidences: the price of a head step is in the difference of
+  their sums.
 - *On* while the gain exceeds that price; else off, and asked again later and later.
 
 A cut changes the shape of the forward, and a changed shape costs extra (`transition`, learned): every depth
-but the last round's is priced with it, in the replay as in the rounds.
+but the last round's is priced with it, in the rehearsal as in the rounds.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mtpx.policy.acceptance import expected_tokens
+from mtpx.errors import PolicyError
 from mtpx.policy.cost import MeasuredCosts, interpolate, usable_ms
-from mtpx.policy.cut import free_cut, stopping_cut
+from mtpx.policy.rehearsal import Prices, rehearse, seen
 
 TRANSITION = 0.15
 """Extra cost of a changed shape, relative, until it has been seen."""
 
+DOUBT = 0.03
+"""What that estimate may be off while shapes seldom change."""
+
 ROWS = 64
-"""Rounds of confidences that are replayed."""
+"""Rounds of confidences that are rehearsed."""
 
 EVERY, PATIENCE = 64, 256
 """Rounds between two looks: at first, and at most, while they change nothing."""
 
 READS, CUTS = 16, 7
 
+SURE = 0.012
+"""Relative deviation of a depth's cost at which the price of reading is measured there."""
+
+SEEDS = 8
+"""Most rounds it is timed in for that."""
+
 MARGIN = 0.006
-"""Relative gain below which cutting stays off: the replay is an estimate."""
+"""Relative gain below which confidence is not used: the rehearsal is an estimate."""
+
+STAY = 0.002
+"""Relative gain above which what is on stays on: going off and on again measures the price anew."""
+
+DEEPER = 2
+"""Drafts past the selected depth that are considered: sure chains may be worth more than the mean one."""
 
 
 class Cutting:
-    """One policy's cuts. `depth` is how deep to draft while `reading`; 0 otherwise."""
+    """One policy's use of confidence. `depth` is how deep a round may draft while `reading`, 0 otherwise;
+    `stepwise` says which way."""
 
     def __init__(self) -> None:
         self.depth = 0
+        self.stepwise = False
         self.gain = 0.0
-        self.read_ms = 0.0
+        self.price = {False: 0.0, True: 0.0}
         self.step_ms: float | None = None
         self.transition = TRANSITION
         self.last = 0
+        self._changes = 0
+        self._rounds_off = 0
+        self._measured: set[bool] = set()
         self._rows: deque[tuple[str, list[float]]] = deque(maxlen=ROWS)
-        self._wait = EVERY
+        self._wait = self._regret = EVERY
         self._since = 0
-        self._reads = 0
+        self._reads = self._seeds = 0
         self._steps: list[float] = []
         self._extra: list[float] = []
 
@@ -59,15 +83,31 @@ class Cutting:
     def reading(self) -> bool:
         return self.depth > 0
 
+    def seeds(self, costs: MeasuredCosts) -> bool:
+        """Whether this round drafts as deep and does not read: the price of reading is told from what
+        rounds of that depth take without it. `SEEDS` such rounds at most; a depth that was not timed in
+        them is given up."""
+        known = costs.measured(self.depth)
+        if known and (self._reads or costs.deviation(self.depth) <= SURE):
+            return False
+        self._seeds += 1
+        if self._seeds > SEEDS and not known:
+            self.off()
+        return self._seeds <= SEEDS
+
     def recheck(self) -> None:
         """Look again at once: another depth was selected."""
         self._since = self._wait
+
+    def off(self) -> None:
+        """Stop reading until the next look."""
+        self.depth = 0
 
     # -- what a round teaches ------------------------------------------------------------------
 
     def note(self, mode: str, confidences: Sequence[float] | None) -> None:
         """A sequence's confidences, of a round that looked at them or not."""
-        if confidences:
+        if confidences and all(-1e9 < c <= 0.0 for c in confidences):
             self._rows.append((mode, list(confidences)))
 
     def note_draft(self, steps: int, ms: float | None) -> None:
@@ -82,19 +122,27 @@ class Cutting:
         """A round whose shape was another than the one before: what it took, what it should have."""
         if expected is not None:
             extra = min(0.5, max(-0.5, ms / expected - 1.0))
-            self.transition += 0.2 * (extra - self.transition)
+            self._changes += 1
+            # A mean while there are few, `TRANSITION` being the first of them.
+            self.transition += max(0.2, 1.0 / (1 + self._changes)) * (extra - self.transition)
 
-    def full(self, ms: float, expected: float | None) -> float | None:
+    def _reading_ms(self, drafted: int) -> float:
+        return self.price[self.stepwise] * (drafted if self.stepwise else 1)
+
+    def full(self, ms: float, drafted: int, expected: float | None, error: float) -> float | None:
         """A clean round that read and verified everything: its time without the reading, once the
-        price of that is known, else `None`."""
+        price of that is known, else `None`. `expected`: what it should take, give or take `error` ms."""
         if self._reads < READS:
             if expected is not None:
                 self._extra.append(ms - expected)
                 self._reads += 1
             if self._reads == READS:
-                self.read_ms = max(0.0, sorted(self._extra)[READS // 2])
+                # What may be an error of the expectation is not held against reading.
+                extra = max(0.0, sorted(self._extra)[READS // 2] - error)
+                self.price[self.stepwise] = extra / (drafted if self.stepwise else 1)
+                self._measured.add(self.stepwise)
             return None
-        left = ms - self.read_ms
+        left = ms - self._reading_ms(drafted)
         return left if left > 0.0 else None
 
     def cut(self, ms: float, drafted: int, verified: int, expected: float | None) -> float | None:
@@ -102,7 +150,7 @@ class Cutting:
         be told. `expected`: what the cost model says that is; it gives the head step's price where
         draft and verify are only known as a sum."""
         spare = drafted - verified
-        ms -= self.read_ms
+        ms -= self._reading_ms(drafted)
         if self.step_ms is not None:
             left = ms - self.step_ms * spare
             return left if left > 0.0 else None
@@ -118,6 +166,7 @@ class Cutting:
     def tick(self) -> None:
         """A round has passed."""
         self._since += 1
+        self._rounds_off = 0 if self.depth else self._rounds_off + 1
 
     @property
     def due(self) -> bool:
@@ -133,80 +182,140 @@ class Cutting:
         accepts: Callable[[str, int, float, float], float],
         means: Callable[[str, int], list[float]],
     ) -> None:
-        """Replay the recent confidences and switch on, off or to another depth.
+        """Rehearse the recent rounds and switch on, off, or to another depth or way.
 
-        `accepts(mode, position, confidence, rate)`: calibrated P(stands); `means(mode, k)`: mean rates."""
+        `tokens` (k + 1,): expected tokens by depth; `accepts` and `means` as in `rehearsal.seen`."""
         self._since = 0
-        was = self.depth
+        was = self.depth, self.stepwise
+        base = max(1, selected)
+        depths = sorted(
+            {d for d in (*range(base, base + DEEPER + 1), self.depth) if 1 <= d <= limit}
+        )
+        if not depths:
+            self.off()
+            return
+        rows = seen(list(self._rows), depths[-1], accepts, means)
         curve = [(d, ms) for d, ms in costs.curve() if costs.measured(d)]
-        best, best_value = 0, 0.0
-        plain_value = 0.0
-        for depth in sorted({max(1, selected), selected + 1, selected + 2, was or 1}):
-            if depth > limit:
-                continue
-            verify = self.verify_ms(curve, depth)
-            lam = tokens[selected] / interpolate(curve, selected)
-            got = spent = whole = 0.0
-            last = depth
-            mean = {mode: means(mode, depth) for mode in {mode for mode, _ in self._rows}}
-            for mode, row in self._rows:
-                rates = mean[mode]
-                p = [
-                    accepts(mode, j, row[j], rates[j]) if j < len(row) else rates[j]
-                    for j in range(depth)
-                ]
-                priced = self.priced(verify, last)
-                last = v = self.rule(mode, p, rates, priced, lam)
-                committed = expected_tokens(p)
-                got += committed[v]
-                spent += priced[v] + self.read_ms
-                if depth == max(1, selected):
-                    whole += committed[min(depth, selected)]
-            spent += len(self._rows) * (self.step_ms or 0.0) * depth
-            if whole:
-                plain_value = whole / len(self._rows) / interpolate(curve, selected)
-            if got / spent > best_value:
-                best, best_value = depth, got / spent
-        self.gain = best_value / plain_value - 1.0 if plain_value else 0.0
-        self.depth = best if self.gain > MARGIN else 0
-        if self.depth and not was:
-            self._reads, self._extra = 0, []
-        self._wait = EVERY if self.depth != was else min(2 * self._wait, PATIENCE)
+        own_ms = interpolate(curve, selected)
+        # Shapes seldom change while it is off: what may be an error is no reason against.
+        doubt = 0.0 if self.depth else DOUBT
+        prices = self.prices(curve, depths[-1], tokens[selected] / own_ms, doubt)
+        plain = sum(row.tokens[selected] for row in rows) / len(rows) / own_ms
+        best, best_value = (0, False), 0.0
+        for depth in depths:
+            for stepwise in (False, True) if depth > 1 else (False,):
+                value = rehearse(
+                    rows, depth, prices, stepwise=stepwise, read_ms=self.price[stepwise]
+                )
+                if value > best_value:
+                    best, best_value = (depth, stepwise), value
+        self.gain = best_value / plain - 1.0
+        if self.gain > (STAY if was[0] else MARGIN):
+            self.depth, self.stepwise = best
+        else:
+            self.off()
+        if self.depth != was[0]:
+            self._seeds = 0
+        if self.depth and (not was[0] or self.stepwise != was[1]):
+            self._switched_on()
+        self._schedule(was)
 
-    def verify_ms(self, curve: list[tuple[int, float]], depth: int) -> list[float]:
-        """V(0..depth): a round's cost without its head steps."""
+    def _schedule(self, was: tuple[int, bool]) -> None:
+        """When to look again: soon after a change; what was on in vain is tried later each time."""
+        if self.depth:
+            if was[0]:
+                self._regret = max(EVERY, self._regret // 2)
+            self._wait = (
+                EVERY if (self.depth, self.stepwise) != was else min(2 * self._wait, PATIENCE)
+            )
+        elif was[0]:
+            self._regret = min(2 * self._regret, 4 * PATIENCE)
+            self._wait = self._regret
+        else:
+            self._wait = max(self._regret, min(2 * self._wait, PATIENCE))
+
+    def _switched_on(self) -> None:
+        """Measure the price of reading this way, unless that was done not long ago."""
+        if self._rounds_off > PATIENCE:
+            self._measured.clear()
+        self._rounds_off = 0
+        self._reads = READS if self.stepwise in self._measured else 0
+        self._extra = []
+
+    def prices(
+        self, curve: list[tuple[int, float]], depth: int, rate: float, doubt: float = 0.0
+    ) -> Prices:
+        """What rounds up to `depth` cost, by the measured `curve`; beyond it, by its last straight line.
+        A change of shape is priced at `doubt` less than it seems to cost."""
         step = self.step_ms or 0.0
-        return [max(1e-6, interpolate(curve, d) - step * d) for d in range(depth + 1)]
+        verify = [max(1e-6, _straight(curve, d) - step * d) for d in range(depth + 1)]
+        return Prices(verify, step, 1.0 + max(0.0, self.transition - doubt), rate)
 
-    def priced(self, verify: Sequence[float], last: int) -> list[float]:
-        """V(0..k) with what a change from `last` drafts costs."""
-        more = 1.0 + max(0.0, self.transition)
-        return [ms if v == last else ms * more for v, ms in enumerate(verify)]
+    @property
+    def measuring(self) -> bool:
+        """Whether drafts are all made, and cut whatever the confidences: a price is being measured."""
+        return self._reads < READS or self.step_ms is None
 
-    @staticmethod
-    def rule(
-        mode: str,
-        p: Sequence[float],
-        rates: Sequence[float],
-        verify: Sequence[float],
-        lam: float,
-    ) -> int:
-        """Drafts to verify: any rule where drafts are argmax, a stopping rule where they are drawn."""
-        if mode == "greedy":
-            return free_cut(p, verify, lam)
-        return stopping_cut(p, rates, verify, lam)
-
-    def forced(self, drafted: int) -> int | None:
-        """How many drafts a measuring round verifies, whatever the confidences; `None` when they decide."""
-        if self._reads < READS:
-            return drafted
-        if self.step_ms is None:
-            return max(0, drafted - 1)
-        return None
+    def forced(self, drafted: int) -> int:
+        """How many drafts a measuring round verifies."""
+        return drafted if self._reads < READS else max(0, drafted - 1)
 
     def explain(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"depth": self.depth, "gain": self.gain, "read_ms": self.read_ms}
-        out["transition"] = self.transition
+        out: dict[str, Any] = {
+            "depth": self.depth,
+            "stepwise": self.stepwise,
+            "gain": self.gain,
+            "read_ms": self.price[False],
+            "ask_ms": self.price[True],
+            "transition": self.transition,
+        }
         if self.step_ms is not None:
             out["step_ms"] = self.step_ms
         return out
+
+    # -- keeping -------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What was learned, as JSON can hold it."""
+        return {
+            "depth": self.depth,
+            "stepwise": self.stepwise,
+            "gain": self.gain,
+            "price": [self.price[False], self.price[True]],
+            "step_ms": self.step_ms,
+            "transition": self.transition,
+            # The samples of a price half measured are not kept.
+            "measured": sorted(self._measured),
+            "rows": [[mode, *row] for mode, row in self._rows],
+        }
+
+    def restore(self, state: dict[str, Any], modes: Sequence[str]) -> None:
+        """Raises `PolicyError` and the errors of what is no such state; it is then to be thrown away."""
+        self.depth, self.stepwise = int(state["depth"]), bool(state["stepwise"])
+        self._measured = {bool(way) for way in state["measured"]}
+        self._reads = READS if self.stepwise in self._measured else 0
+        self.gain, self.transition = float(state["gain"]), float(state["transition"])
+        self.price = dict(zip((False, True), map(float, state["price"]), strict=True))
+        self.step_ms = None if state["step_ms"] is None else float(state["step_ms"])
+        for mode, *row in state["rows"]:
+            if mode not in modes or len(row) > 64:
+                raise PolicyError("the stored confidences are not a policy's state")
+            self._rows.append((mode, [float(c) for c in row]))
+        times = [*self.price.values(), self.step_ms or 0.0]
+        sane = (
+            0 <= self.depth <= 64
+            and math.isfinite(self.gain)
+            and -0.5 <= self.transition <= 0.5
+            and all(0.0 <= ms < 1e9 for ms in times)
+        )
+        if not sane:
+            raise PolicyError("the stored use of confidence leaves its range")
+
+
+def _straight(curve: list[tuple[int, float]], depth: int) -> float:
+    """As `interpolate`, and beyond the last cell on the line through the last two, never downwards."""
+    last, ms = curve[-1]
+    if depth <= last or len(curve) < 2:
+        return interpolate(curve, depth)
+    before, before_ms = curve[-2]
+    return ms + max(0.0, (ms - before_ms) / (last - before)) * (depth - last)

@@ -149,9 +149,11 @@ class SimulatedEngine:
         mine = self._ready(slots)
         if any(cap < 0 or cap > self.regime.depth_limit for cap in caps):
             raise BackendError(f"caps {list(caps)} leave 0..{self.regime.depth_limit}")
-        rates, spread = self.regime.rates(self.machine.rounds), self.regime.spread
         chain = Chain(caps, go_on)
-        drafting = {i: Drafting(mine[i], caps[i], self.language, rates, spread) for i in chain.live}
+        drafting = {
+            i: Drafting(mine[i], caps[i], self.language, self.regime, self.machine.rounds)
+            for i in chain.live
+        }
         while chain.live:
             sure = [drafting[i].step() for i in chain.live]
             chain.step(lambda: self._read(sure))  # noqa: B023

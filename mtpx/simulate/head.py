@@ -6,7 +6,7 @@ row changes the drafts that follow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from mtpx.backend import FloatArray
 from mtpx.errors import BackendError
 from mtpx.sampling import USE_DRAFT, Array, distribution, draw, uniforms
 from mtpx.simulate.language import Language, mix, unit
+from mtpx.simulate.regime import Regime
 from mtpx.simulate.slot import SimulatedSlot
 
 _RECYCLED = 7
@@ -65,13 +66,14 @@ class Drafting:
         slot: SimulatedSlot,
         cap: int,
         language: Language,
-        rates: Sequence[float],
-        spread: float,
+        regime: Regime,
+        round: int,
     ) -> None:
         if not slot.head:
             raise BackendError("this sequence is a plain run (head=False); it cannot propose")
         self.made = Draft([], [], [])
-        self._slot, self._language, self._rates, self._spread = slot, language, rates, spread
+        self._slot, self._language = slot, language
+        self._regime, self._rates = regime, regime.rates(round)
         slot.drop_provisional()
         slot.flush()
         self._state = mix(slot.last_state(language.start), slot.ids[-1])
@@ -88,7 +90,8 @@ class Drafting:
             slot.head_rows.append(self._row)
         logits = self._language.logits(self._state)
         p = distribution(logits, slot.sampling, self._history.followed_by(made.tokens))
-        stands = certainty(self._rates[j], self._spread, self._row)
+        chance = np.array(unit(self._row, 1))
+        stands = float(self._regime.stands(j, np.array(self._rates[j]), chance))
         if slot.sampling.greedy:
             token = greedy_draft(p, stands, self._row)
             q = np.zeros_like(p)
@@ -101,15 +104,6 @@ class Drafting:
         made.log_confidence.append(float(np.log(max(stands, 1.0 / p.size))))
         self._state = mix(self._state, token)
         return made.log_confidence[-1]
-
-
-def certainty(rate: float, spread: float, head_state: int) -> float:
-    """This draft's own acceptance probability: `rate` on average, moved by up to `spread` of the
-    room it has on the nearer side."""
-    if spread == 0.0:
-        return rate
-    room = min(rate, 1.0 - rate)
-    return rate + spread * room * (2.0 * unit(head_state, 1) - 1.0)
 
 
 def greedy_draft(p: Array, accepted: float, head_state: int) -> int:

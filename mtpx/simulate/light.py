@@ -53,8 +53,9 @@ def play(
     random = np.random.default_rng([seed, 20_260_101])
     u = random.random((rounds, width, limit)).tolist()
     sure = random.random((rounds, width, limit))
-    room = np.minimum(t.rates, 1.0 - t.rates)[:, None, :]
-    stands = (t.rates[:, None, :] + scenario.spread * room * (2.0 * sure - 1.0)).clip(0.0, 1.0)
+    stands = np.stack(
+        [scenario.stands(j, t.rates[:, None, j], sure[:, :, j]) for j in range(limit)], axis=-1
+    )
     logs = np.log(np.maximum(stands, 1e-3))
     sigma = scenario.noise
     noise = np.exp(sigma * random.standard_normal((rounds, 2)) - sigma * sigma / 2.0).tolist()
@@ -119,7 +120,7 @@ def play(
                     accepted,
                     accepted + 1,
                     False,
-                    logs[r, i, : counts[i]].tolist() if scenario.spread and counts[i] else None,
+                    logs[r, i, : counts[i]].tolist() if scenario.confident and counts[i] else None,
                 )
             )
             total += accepted + 1

@@ -1,9 +1,10 @@
 """A recorded trace as a scenario: its own costs, its acceptance as it moved. An estimate.
 
 Cost of a depth: median time of its clean full rounds; depths that never ran lie on straight lines between
-those that did, and beyond the last one on the line through the last two. Acceptance: by position over
-windows of `WINDOW` rounds, each held to the whole run's by `HELD` pseudo-drafts; a position that was never
-judged is taken to be as good as the one before it. Rounds of the widest common width count.
+those that did, and beyond the last one on the line through the last two. Confidence: what it is worth is
+calibrated on the whole run (`mtpx.policy.confidence`). Acceptance: by position over
+windows of `WINDOW` rounds, each held to the whole run's by `HELD` pseudo-drafts; a position is taken to be as
+good as the one before it, by `FEW` pseudo-drafts. Rounds of the widest common width count.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from mtpx.errors import PolicyError
+from mtpx.policy.confidence import Calibration
 from mtpx.round import Round
 from mtpx.simulate.regime import Change
 from mtpx.simulate.scenario import Scenario
@@ -24,6 +26,12 @@ from mtpx.trace.schema import RequestRecord, RunRecord
 
 WINDOW = 64
 """Rounds of one stretch of acceptance: long enough to tell rates, short enough to show content."""
+
+QUANTILES, ENOUGH = 16, 8
+"""Equally likely drafts that stand for a position's confidences, and how many were judged for each."""
+
+FEW = 8.0
+"""Pseudo-drafts that hold a position to the one before it: a few judged drafts say little."""
 
 HELD = 20.0
 """Pseudo-drafts at the whole run's rate in every window."""
@@ -63,6 +71,7 @@ def recorded(path: Path) -> Scenario:
         cost_ms={width: verify},
         draft_ms=draft,
         noise=noise,
+        sure=_sure(rounds, overall),
         changes=[
             Change(at=i * WINDOW, acceptance=after)
             for i, (before, after) in enumerate(pairwise(rates), 1)
@@ -105,6 +114,26 @@ def _costs(rounds: list[Round]) -> tuple[dict[int, float], float, float]:
     return costs, float(np.median(steps)) if steps else 0.0, noise
 
 
+def _sure(rounds: list[Round], rates: list[float]) -> list[list[float]]:
+    """By position, P(stands) of equally likely drafts, from unsure to sure; of as many positions as were
+    judged often enough."""
+    calibration = Calibration()
+    said: list[list[float]] = [[] for _ in rates]
+    for round in rounds:
+        for slot in round.slots:
+            judged = slot.confidences[: slot.judged] if slot.confidences else []
+            calibration.observe(judged, len(judged), slot.accepted)
+            for confidences, one in zip(said, judged, strict=False):
+                confidences.append(one)
+    out = []
+    for j, confidences in enumerate(said):
+        if len(confidences) < QUANTILES * ENOUGH:
+            break
+        levels = np.quantile(confidences, (np.arange(QUANTILES) + 0.5) / QUANTILES)
+        out.append([calibration.accepts(j, float(c), rates[j]) for c in levels])
+    return out
+
+
 def _rates(rounds: list[Round], limit: int, held: list[float | None]) -> list[float]:
     seen, stood = np.zeros(limit), np.zeros(limit)
     for round in rounds:
@@ -116,9 +145,9 @@ def _rates(rounds: list[Round], limit: int, held: list[float | None]) -> list[fl
         prior = held[i]
         if prior is not None:
             rate = (stood[i] + HELD * prior) / (seen[i] + HELD)
-        elif seen[i]:
-            rate = stood[i] / seen[i]
+        elif out:
+            rate = (stood[i] + FEW * out[-1]) / (seen[i] + FEW)
         else:
-            rate = out[-1] if out else 0.0
+            rate = stood[i] / max(1.0, seen[i])
         out.append(float(min(1.0, max(0.0, rate))))
     return out

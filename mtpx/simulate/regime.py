@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from mtpx.errors import PolicyError
+from mtpx.sampling import Array
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,9 +42,10 @@ class Regime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `noise`: relative standard deviation of every time. `transition`: factor on a forward whose rows
     differ from the one before. `stall`: probability that a forward is `stall_factor` (low, high) times
     too long. `spread` (0..1): how far the head's confidence, which is calibrated, moves around
-    `acceptance` from draft to draft. A shape runs eager at `eager_factor` times its cost until it was
-    used `compile_after` times (0: never compiled) or warmed; compiling takes `compile_ms`. `changes`
-    move the regime with the round.
+    `acceptance` from draft to draft; or, in its place, `sure[j]`: how often each of a number of equally
+    likely drafts at position j stands, moved to where their mean is the acceptance. A shape runs eager
+    at `eager_factor` times its cost until it was used `compile_after` times (0: never compiled) or
+    warmed; compiling takes `compile_ms`. `changes` move the regime with the round.
 
     Raises `PolicyError` when a number is outside its range.
     """
@@ -62,6 +64,7 @@ class Regime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stall: float = 0.0
     stall_factor: tuple[float, float] = (2.0, 6.0)
     spread: float = 0.0
+    sure: Sequence[Sequence[float]] = ()
     eager_factor: float = 1.0
     compile_after: int = 0
     compile_ms: float = 0.0
@@ -90,6 +93,10 @@ class Regime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self._demand(all(0 < c < math.inf for c in costs), "costs are above 0 ms")
         self._demand(0 <= self.stall <= 1, "stall is a probability, 0..1")
         self._demand(0 <= self.spread <= 1, "spread lies in 0..1")
+        self._demand(
+            all(row and all(0 <= p <= 1 for p in row) for row in self.sure),
+            "sure holds rates in 0..1 for each position it speaks of",
+        )
         self._demand(all(0 <= n < math.inf for n in amounts), "times and counts are 0 or more")
         self._demand(all(0 < f < math.inf for f in factors), "factors are above 0")
         self._demand(
@@ -113,6 +120,24 @@ class Regime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 share = _progress(change, round)
                 rates = [a + share * (b - a) for a, b in zip(rates, change.acceptance, strict=True)]
         return rates
+
+    @property
+    def confident(self) -> bool:
+        """Whether the head's confidence says more than the position's rate."""
+        return bool(self.spread or self.sure)
+
+    def stands(self, position: int, rate: Array, chance: Array) -> Array:
+        """P(a draft at `position` stands), (...,), where its rate is `rate` (...,): `chance` (..., uniform in
+        [0, 1)) picks among drafts from unsure to sure; its mean over `chance` is `rate`."""
+        if position >= len(self.sure):
+            room = np.minimum(rate, 1.0 - rate)
+            return np.asarray(rate + self.spread * room * (2.0 * chance - 1.0)).clip(0.0, 1.0)
+        row = np.sort(np.asarray(self.sure[position], dtype=np.float64))
+        mean = float(row.mean())
+        p = row[(chance * len(row)).astype(np.int64)]
+        lower = p * (rate / mean) if mean > 0.0 else np.broadcast_to(rate, p.shape)
+        higher = 1.0 - (1.0 - p) * ((1.0 - rate) / (1.0 - mean)) if mean < 1.0 else p
+        return np.where(rate <= mean, lower, higher).clip(0.0, 1.0)
 
     def forward_ms(self, width: int, depth: float, *, round: int = 0, context: int = 0) -> float:
         """Expected time of one target forward, ms, without noise, transition, stalls and
