@@ -135,6 +135,35 @@ def test_a_round_broken_off_anywhere_leaves_the_state_right(
         slot.close()
 
 
+WHERE = [(drafted_round, "read"), (plain_round, "read"), (drafted_round, "head")]
+
+
+@pytest.mark.parametrize(("work", "where"), WHERE, ids=["verify", "plain", "propose"])
+def test_a_round_broken_off_where_it_spends_its_time(
+    engine: Any,
+    work: Callable[[Any, Slot], None],
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    undisturbed = Undisturbed(engine, PROMPT, Sampling(), 16)
+    slot = opened(engine, PROMPT, Sampling())
+    work(engine, slot)
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if where == "head":
+            patch.setattr(engine.head, "forward", interrupted)
+        else:
+            patch.setattr(f"{type(engine).__mro__[1].__module__}.read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            work(engine, slot)
+    work(engine, slot)
+    check(engine, slot, undisturbed, 0)
+    slot.close()
+
+
 def test_a_prompt_broken_off_anywhere_is_read_to_its_end(engine: Any, every: int) -> None:
     undisturbed = Undisturbed(engine, LONG, REPEATS, 4)
     slot = engine.open(LONG, REPEATS, 0, session=1)

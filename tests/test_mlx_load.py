@@ -23,7 +23,9 @@ from mtpx.errors import BackendError, NonFiniteLogits, PackError, PromptError
 from mtpx.packs import Pack
 from mtpx.sampling import Sampling
 from mtpx_mlx import MlxBackend
+from mtpx_mlx.caches import Kept
 from mtpx_mlx.folder import folder_model
+from mtpx_mlx.models import light
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,51 @@ def pack_weights(pack: Pack, bits: int = 4, group: int = 32) -> None:
 def test_an_option_it_cannot_honour(pack: Pack, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BackendError, match=sentence):
         load(pack, **options)
+
+
+def test_quantised_keys_need_heads_whose_width_the_groups_divide(tmp_path: Path) -> None:
+    narrow = make_pack(tmp_path, head=False, head_dim=20)
+    with pytest.raises(BackendError, match=r"kv_bits=8 cannot be had with tiny-llama.* 20 wide"):
+        load(narrow, extra={"kv_bits": "8"})
+    load(narrow, extra={"window": "64"}).close()
+
+
+class Sliding:
+    """A model whose layers look back on a window of their own only."""
+
+    layers = (None, None)
+
+    def make_cache(self) -> list[Any]:
+        return [light("models.cache").RotatingKVCache(8) for _ in self.layers]
+
+    def __call__(self, tokens: Any, cache: Any) -> None:
+        return None
+
+
+class Sinking(Sliding):
+    """One that cannot read quantised keys, and finds out when it is run."""
+
+    def make_cache(self) -> list[Any]:
+        return [light("models.cache").KVCache() for _ in self.layers]
+
+    def __call__(self, tokens: Any, cache: Any) -> None:
+        for one in cache:
+            one.update_and_fetch(*(mx.zeros((1, 1, tokens.shape[1], 32)),) * 2)
+            if hasattr(one, "bits"):
+                raise ValueError("Quantized SDPA does not support attention sinks.")
+
+
+@pytest.mark.parametrize("kept", [Kept(window=64), Kept(bits=8)], ids=str)
+def test_a_cache_that_no_layer_has_is_not_silently_left_as_it_is(kept: Kept) -> None:
+    with pytest.raises(BackendError, match=f"{kept} would change nothing: no layer of slider"):
+        kept.check(Sliding(), "slider")
+    Kept().check(Sliding(), "slider")
+
+
+def test_a_model_that_cannot_be_run_with_quantised_keys_says_so_before_it_is() -> None:
+    with pytest.raises(BackendError, match=r"kv_bits=4 cannot be had with sinker: .*sinks"):
+        Kept(bits=4).check(Sinking(), "sinker")
+    Kept(window=16).check(Sinking(), "sinker")
 
 
 @pytest.mark.skipif(mx.is_available(mx.gpu), reason="there is a GPU here")

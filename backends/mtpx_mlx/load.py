@@ -14,6 +14,7 @@ from mtpx.carry import carry_armed
 from mtpx.checkpoint import BLOCKS, open_checkpoint
 from mtpx.errors import BackendError, PackError
 from mtpx.heads import require_wired, text_config
+from mtpx_mlx.caches import Kept
 from mtpx_mlx.devices import choose_device, device_name, wire_memory
 from mtpx_mlx.engine import MlxEngine
 from mtpx_mlx.folder import folder_model, read_config
@@ -21,14 +22,12 @@ from mtpx_mlx.gguf import gguf_model
 from mtpx_mlx.head import Head, load_head
 from mtpx_mlx.precision import computed_in, dtype_of, packed_bits, prepare, said
 from mtpx_mlx.sizes import arguments
-from mtpx_mlx.target import Target, cache_maker
+from mtpx_mlx.target import Target
 
 if TYPE_CHECKING:
     from mtpx.packs import Pack
 
 OPTIONS = ("dtype", "kv_bits", "window")
-KV_BITS = (4, 8)
-SHORTEST_WINDOW = 16
 UNKNOWN_CONTEXT = 8192
 """Tokens to make room for where the configuration does not say what the model can do."""
 
@@ -37,7 +36,7 @@ def load_engine(pack: Pack, options: EngineOptions) -> MlxEngine:
     """Raises `BackendError` for what cannot be done here, `PackError` for what cannot be read."""
     _check_options(options)
     asked = dtype_of(options.extra.get("dtype", "auto"))
-    window, bits = _number(options, "window"), _number(options, "kv_bits")
+    kept = Kept.asked(options)
     device = choose_device(options.device)
     with mx.stream(device):
         wire_memory()
@@ -49,29 +48,26 @@ def load_engine(pack: Pack, options: EngineOptions) -> MlxEngine:
                 asked = mx.float16 if gpu else mx.float32
             precision = prepare(model, options.precision, asked, pack.name)
             model.eval()
+            kept.check(model, pack.name)
             mx.eval(model.parameters())
-            target = Target(model, cache_maker(model, window=window, bits=bits))
+            target = Target(model, kept.maker(model))
             context = _context(pack, limit, options)
             plain = _why_plain(pack, target)
             head = None
             if pack.contract is not None and pack.head is not None and not plain:
                 require_wired(pack.contract)
-                target = Target(
-                    model,
-                    cache_maker(model, window=window, bits=bits),
-                    hidden=pack.contract.hidden,
-                )
+                target = Target(model, kept.maker(model), hidden=pack.contract.hidden)
                 head = load_head(pack.contract, pack.head, target, computed_in(model))
-        except (RuntimeError, MemoryError) as error:
+            rows = target(mx.array([0]), target.fresh())
+        except (RuntimeError, ValueError, MemoryError) as error:
             raise _told(pack, error) from None
         details = {"device": "gpu" if gpu else "cpu", "activations": said(computed_in(model))}
-        if window is not None:
-            details["window"] = str(window)
-        if bits is not None:
-            details["kv"] = f"{bits} bits"
+        if kept.window is not None:
+            details["window"] = str(kept.window)
+        if kept.bits is not None:
+            details["kv"] = f"{kept.bits} bits"
         if plain:
             details["plain"] = plain
-        rows = target(mx.array([0]), target.fresh())
         info = EngineInfo(
             pack=pack.name,
             backend="mlx",
@@ -112,20 +108,6 @@ def _check_options(options: EngineOptions) -> None:
         raise BackendError(
             f"the mlx backend knows no option {sorted(unknown)[0]!r}; it has: {', '.join(OPTIONS)}"
         )
-    if {"window", "kv_bits"} <= options.extra.keys():
-        raise BackendError("a cache is either windowed or quantised: give window or kv_bits")
-
-
-def _number(options: EngineOptions, name: str) -> int | None:
-    text = options.extra.get(name)
-    if text is None:
-        return None
-    value = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
-    if name == "kv_bits" and value not in KV_BITS:
-        raise BackendError(f"kv_bits must be {' or '.join(map(str, KV_BITS))}, got {text!r}")
-    if name == "window" and value < SHORTEST_WINDOW:
-        raise BackendError(f"window must be at least {SHORTEST_WINDOW} tokens, got {text!r}")
-    return value
 
 
 def _model(path: Path) -> tuple[Any, str, int]:
@@ -189,4 +171,6 @@ def _told(pack: Pack, error: Exception) -> BackendError | PackError:
         return BackendError(
             f"{pack.name} does not fit into memory: {said}; try a smaller version of the model"
         )
-    return PackError(f"the weights of {pack.name} cannot be read by MLX: {said}")
+    return PackError(
+        f"{pack.name} cannot be computed by MLX: {said}; its files are damaged or do not fit"
+    )

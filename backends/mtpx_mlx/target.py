@@ -17,8 +17,6 @@ import mlx.nn as nn
 import numpy as np
 
 from mtpx.errors import PackError
-from mtpx_mlx.models import light
-from mtpx_mlx.recurrent import make_replayable, replayable_caches
 from mtpx_mlx.state import LayerState, TargetState, layer_states
 
 AGREE = 1e-2
@@ -112,29 +110,3 @@ class Parts:
         hidden = self.trunk(tokens[None], cache=caches)
         normed = hidden if self._norm is None else self._norm(hidden)
         return Rows(self.output(normed)[0], hidden[0])
-
-
-def cache_maker(
-    model: Any, *, window: int | None = None, bits: int | None = None
-) -> Callable[[], list[Any]]:
-    """How a slot's caches are made: the model's own, its plain ones over the last `window` positions
-    only, or quantised to `bits` bits."""
-    caches = light("models.cache")
-    make_replayable(model)
-
-    def make() -> list[Any]:
-        made = replayable_caches(model, caches.make_prompt_cache(model))
-        return [changed(c) if type(c).__name__ == "KVCache" else c for c in made]
-
-    def changed(cache: Any) -> Any:
-        if window is not None:
-            return caches.RotatingKVCache(max_size=window, keep=0)
-        if bits is not None:
-            return caches.QuantizedKVCache(group_size=KV_GROUP, bits=bits)
-        return cache
-
-    return make
-
-
-KV_GROUP = 32
-"""Values a scale of the quantised cache serves: every head dimension in use is a multiple of it."""
