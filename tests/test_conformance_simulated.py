@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import mtpx.simulate.engine as engine_module
-from mtpx.backend import Drafts, EngineOptions, Outcome, Slot
+from mtpx.backend import Drafts, EngineOptions, GoOn, Outcome, Slot
 from mtpx.carry import Adopted, CarriedHead
 from mtpx.errors import BackendError
 from mtpx.sampling import USE_ACCEPT, USE_COMMIT, Array, draw
-from mtpx.simulate import Language, Regime, SimulatedEngine
+from mtpx.simulate import Language, Regime, SimulatedDrafts, SimulatedEngine
 from mtpx.simulate.slot import SimulatedSlot, Snapshot
 from mtpx.testing import CHECKS, Check, Subject, run_kit
 from mtpx.testing.greedy import every_depth_gives_the_plain_text
@@ -243,6 +243,69 @@ def logprob_of_scaled_logits(logits: Array, token: int, top: int) -> Any:
     return token_logprob(logits / 0.8, token, top)
 
 
+class NeverStops(SimulatedEngine):
+    def propose(
+        self, slots: Sequence[Slot], caps: Sequence[int], go_on: GoOn | None = None
+    ) -> SimulatedDrafts:
+        return super().propose(slots, caps)
+
+
+class ShowsOneConfidence(SimulatedEngine):
+    """Asks with the newest confidence alone."""
+
+    def propose(
+        self, slots: Sequence[Slot], caps: Sequence[int], go_on: GoOn | None = None
+    ) -> SimulatedDrafts:
+        asked = None if go_on is None else lambda sure: go_on(sure[:, -1:])
+        return super().propose(slots, caps, asked)
+
+
+class StopsAnotherSlot(SimulatedEngine):
+    def propose(
+        self, slots: Sequence[Slot], caps: Sequence[int], go_on: GoOn | None = None
+    ) -> SimulatedDrafts:
+        asked = None if go_on is None else lambda sure: list(go_on(sure))[::-1]
+        return super().propose(slots, caps, asked)
+
+
+def dropped(drafts: SimulatedDrafts, which: Sequence[bool]) -> SimulatedDrafts:
+    """Those of the slots that are told are as if they had never been made."""
+
+    def kept(rows: list[Any]) -> list[Any]:
+        return [[] if gone else row for row, gone in zip(rows, which, strict=True)]
+
+    return replace(
+        drafts,
+        tokens=kept(drafts.tokens),
+        q=kept(drafts.q),
+        log_confidence=kept(drafts.log_confidence),
+    )
+
+
+class DropsDraftsForTheNextConfidence(SimulatedEngine):
+    """Where the second step is unsure it takes draft 1 back too."""
+
+    def propose(
+        self, slots: Sequence[Slot], caps: Sequence[int], go_on: GoOn | None = None
+    ) -> SimulatedDrafts:
+        made = super().propose(slots, caps)
+        if go_on is None:
+            return made
+        return dropped(made, [not one for one in go_on(made.confidence[:, :2])])
+
+
+class DropsADraftForItsToken(SimulatedEngine):
+    """A chain that stops at draft 2 is thrown away if it began with a token of the lower half."""
+
+    def propose(
+        self, slots: Sequence[Slot], caps: Sequence[int], go_on: GoOn | None = None
+    ) -> SimulatedDrafts:
+        made = super().propose(slots, caps, go_on)
+        if go_on is None:
+            return made
+        return dropped(made, [len(row) == 2 and row[0] < 8 for row in made.tokens])
+
+
 def broken(kind: type[SimulatedEngine]) -> Load:
     return lambda options: engine(options, kind)
 
@@ -262,6 +325,11 @@ BROKEN_ENGINES: list[tuple[type[SimulatedEngine], str, str]] = [
     (StatesMeet, "two_engines_do_not_meet", "no tie"),
     (RaggedRowsSlip, "ragged_batches_give_each_slot_what_it_gets_alone", "no tie|stale"),
     (ChunksForget, "prefill_may_come_in_any_chunks", "stale"),
+    (NeverStops, "a_chain_that_stops_leaves_a_plain_state", "were let make"),
+    (StopsAnotherSlot, "a_chain_that_stops_leaves_a_plain_state", "were let make"),
+    (ShowsOneConfidence, "being_asked_changes_no_draft", "of shape"),
+    (DropsDraftsForTheNextConfidence, "stopping_early_keeps_the_distribution", "stop early"),
+    (DropsADraftForItsToken, "stopping_early_keeps_the_distribution", "stop early"),
     (RoomForOneMore, "width_is_capped_and_closing_makes_room", "beyond max_width was not refused"),
 ]
 
@@ -390,8 +458,10 @@ def test_the_same_difference_fails_where_the_candidates_are_not_close() -> None:
 
 def test_argmax_drafts_skip_the_forbidden_rules_and_say_why() -> None:
     class Argmax(SimulatedEngine):
-        def propose(self, slots: Sequence[Slot], caps: Sequence[int]) -> Any:
-            made = super().propose(slots, caps)
+        def propose(
+            self, slots: Sequence[Slot], caps: Sequence[int], go_on: GoOn | None = None
+        ) -> Any:
+            made = super().propose(slots, caps, go_on)
             return replace(
                 made,
                 tokens=[[0] * n for n in made.counts],

@@ -380,3 +380,50 @@ def test_fixed_depth_explains_itself_and_learns_nothing() -> None:
     assert policy.parameters() == {"depth": 2}
     policy.restore({"depth": 5})
     assert (policy.depth, policy.state(), policy.explain()) == (2, {}, {})
+
+
+class Stepping(Scripted):
+    """Asked between head steps; `further` answers."""
+
+    wants_steps = True
+
+    def __init__(self, further: Callable[[FloatArray], Any]) -> None:
+        super().__init__(lambda batch: 3)
+        self.further = further
+
+    def go_on(self, confidence: FloatArray) -> list[bool]:
+        answer: list[bool] = self.further(confidence)
+        return answer
+
+
+def test_a_policy_that_is_asked_ends_a_chain_and_what_was_made_is_verified() -> None:
+    engine = engine_of()
+    request = request_on(engine, 40)
+    rounds = finish(engine, Stepping(lambda sure: [sure.shape[1] < 2]), request)
+    assert max(r.slots[0].drafted for r in rounds) == 2
+    assert all(r.slots[0].verified == r.slots[0].drafted == r.depth for r in rounds)
+    assert request.delivered == plain(40)
+
+
+def test_a_policy_that_does_not_want_to_be_asked_now_is_not() -> None:
+    policy = Stepping(lambda sure: [False])
+    policy.wants_steps = False
+    engine = engine_of()
+    rounds = finish(engine, policy, request_on(engine, 12))
+    assert max(r.depth for r in rounds) == 3
+
+
+@pytest.mark.parametrize("answer", [[], [True, True], [1], [None], ["yes"]])
+def test_an_answer_that_is_not_one_bool_a_sequence_is_refused(answer: Any) -> None:
+    engine = engine_of()
+    with pytest.raises(PolicyError, match="True or False for each"):
+        finish(engine, Stepping(lambda sure: answer), request_on(engine, 12))
+
+
+def test_a_policy_that_raises_when_asked_is_named() -> None:
+    def fails(sure: FloatArray) -> Any:
+        raise ZeroDivisionError("division by zero")
+
+    engine = engine_of()
+    with pytest.raises(PolicyError, match="'scripted' raised ZeroDivisionError"):
+        finish(engine, Stepping(fails), request_on(engine, 12))

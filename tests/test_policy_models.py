@@ -16,8 +16,9 @@ from trace_makers import a_round, slot
 from mtpx.errors import PolicyError
 from mtpx.policy.confidence import EDGES, Calibration, isotonic
 from mtpx.policy.cost import CostModel, MeasuredCosts
-from mtpx.policy.cut import free_cut, stopping_cut
+from mtpx.policy.cut import chain_cut, free_cut, goes_on, stopping_cut
 from mtpx.policy.gate import Gate
+from mtpx.policy.rehearsal import Prices, chain_length, rehearse, seen
 from mtpx.round import Route
 
 # -- costs -----------------------------------------------------------------------------------------
@@ -308,3 +309,101 @@ def test_a_cut_on_the_drawn_token_is_caught() -> None:
         return stopping_cut([0.9 if drafts[0] == 0 else 0.1], [0.5], [10.0, 13.0], 0.1)
 
     assert bias(world, rule) > 0.1
+
+
+# -- chains that stop ------------------------------------------------------------------------------
+
+
+def test_a_chain_goes_on_while_one_more_draft_pays_and_sees_past_a_wall() -> None:
+    verify = [10.0, 10.5, 11.0, 11.5]
+    assert goes_on([0.9], [0.5] * 3, verify, 1.0, 0.1)
+    assert not goes_on([0.2], [0.5] * 3, verify, 1.0, 0.1)
+    assert goes_on([0.9], [0.9] * 3, [10.0, 10.5, 14.0, 11.5], 0.5, 0.1)
+    assert not goes_on([0.9], [0.9] * 1, verify, 0.0, 0.1), "there is no room for another"
+
+
+@given(
+    st.lists(st.floats(0.0, 1.0), min_size=1, max_size=5),
+    st.lists(st.floats(0.0, 1.0), min_size=5, max_size=5),
+    st.lists(st.floats(1.0, 50.0), min_size=6, max_size=6),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 5.0),
+)
+def test_dearer_head_steps_never_make_a_chain_longer(
+    accepts: list[float], rates: list[float], verify: list[float], rate: float, step: float
+) -> None:
+    if goes_on(accepts, rates, verify, step, rate):
+        assert goes_on(accepts, rates, verify, step / 2.0, rate)
+
+
+def test_the_last_draft_of_a_chain_is_cut_where_its_row_costs_more_than_it_brings() -> None:
+    assert chain_cut([0.9, 0.1], [10.0, 11.0, 14.0], 0.1) == 1
+    assert chain_cut([0.9, 0.9], [10.0, 11.0, 14.0], 0.1) == 2
+    assert chain_cut([], [10.0], 0.1) == 0
+
+
+def chained(world: World, drafts: Path, rate: float) -> tuple[int, int]:
+    """(drafts made, drafts verified) of a chain asked step by step."""
+    sure, rates = sure_of(world, drafts), [0.7] * len(drafts)
+    made = chain_length(sure, rates, VERIFY, Prices(VERIFY, 0.5, 1.0, rate))
+    return made, chain_cut(sure[:made], VERIFY, rate)
+
+
+@given(worlds(), st.floats(0.02, 0.5))
+@settings(max_examples=40, deadline=None)
+def test_a_chain_that_stops_and_cuts_its_last_draft_commits_the_targets_joint(
+    world: World, rate: float
+) -> None:
+    assert bias(world, lambda drafts: chained(world, drafts, rate)[1]) < EXACT
+
+
+@given(worlds(), st.data())
+@settings(max_examples=40, deadline=None)
+def test_whatever_ends_a_chain_its_drafts_may_all_be_verified(
+    world: World, data: st.DataObject
+) -> None:
+    """Even the drawn tokens: what was never made is not discarded."""
+    further = {
+        path: data.draw(st.booleans()) for n in range(1, world.depth) for path in world.prefixes(n)
+    }
+
+    def rule(drafts: Path) -> int:
+        return next((j for j in range(1, world.depth) if not further[drafts[:j]]), world.depth)
+
+    assert bias(world, rule) < EXACT
+
+
+def fair_first() -> World:
+    """Two tokens, each as likely; after the first of them the head is sure, after the other it is not."""
+    half = np.array([0.5, 0.5])
+    p = {(): half, (0,): half, (1,): half, (0, 0): half, (0, 1): half, (1, 0): half, (1, 1): half}
+    return World(2, 2, p, {(): half, (0,): np.array([0.99, 0.01]), (1,): half})
+
+
+def test_dropping_a_draft_that_was_gone_on_from_is_caught() -> None:
+    """Negative control: the chain went on, and what the next step said throws both drafts away."""
+    world = fair_first()
+
+    def rule(drafts: Path) -> int:
+        return free_cut(sure_of(world, drafts), [10.0, 18.0, 18.5], 0.11)
+
+    assert {rule((0, 0)), rule((1, 0))} == {0, 2}
+    assert bias(world, rule) > 0.01
+
+
+def test_dropping_the_draft_a_chain_stopped_at_for_its_token_is_caught() -> None:
+    """Negative control: the chain stops after token 1, and takes it with it."""
+    assert bias(fair_first(), lambda drafts: 2 if drafts[0] == 0 else 0) > 0.01
+
+
+def test_a_rehearsal_counts_the_head_steps_a_chain_saves_and_what_asking_costs() -> None:
+    rows = seen([("greedy", [-0.1]), ("greedy", [-3.0])], 2, lambda m, j, c, r: float(c > -1.0),
+                lambda m, k: [0.5] * k)  # fmt: skip
+    prices = Prices([10.0, 10.0, 10.0], 2.0, 1.0, 0.1)
+    # The sure row makes two drafts (1 + 1 + 0.5 tokens), the other one.
+    through = rehearse(rows, 2, prices, stepwise=False, read_ms=0.0)
+    steps = rehearse(rows, 2, prices, stepwise=True, read_ms=0.0)
+    assert through == pytest.approx((2.5 + 1.0) / (14.0 + 14.0))
+    assert steps == pytest.approx((2.5 + 1.0) / (14.0 + 12.0))
+    asked = rehearse(rows, 2, prices, stepwise=True, read_ms=1.0)
+    assert asked == pytest.approx((2.5 + 1.0) / (16.0 + 13.0))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mtpx.testing import greedy, rules, sampled
+from mtpx.testing import greedy, rules, sampled, stopping
 from mtpx.testing.drive import Finding
 from mtpx.testing.subject import Subject
 
@@ -27,6 +27,9 @@ CHECKS: tuple[Check, ...] = (
     sampled.deciding_on_the_drawn_token_is_caught,
     sampled.a_seed_and_a_request_name_the_text,
     sampled.no_uniform_is_used_twice,
+    stopping.being_asked_changes_no_draft,
+    stopping.a_chain_that_stops_leaves_a_plain_state,
+    stopping.stopping_early_keeps_the_distribution,
     rules.an_accepted_end_ends_the_run,
     rules.nothing_is_delivered_after_an_end,
     rules.a_budget_is_never_exceeded,

@@ -15,10 +15,13 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from mtpx.backend import Engine, Slot
+from mtpx.backend import Engine, GoOn, Slot
 from mtpx.sampling import Array, History, Sampling, distribution
 from mtpx.testing.drive import opened
 from mtpx.testing.subject import Subject
+
+Stop = Callable[[Sequence[float]], bool]
+"""A slot's confidences so far -> whether it makes no further draft."""
 
 Rule = Callable[[Sequence[float], Sequence[int]], int]
 """(a slot's confidences, its drafted tokens) -> how many of its drafts are verified."""
@@ -32,13 +35,16 @@ MIN_EXPECTED = 5.0
 SEED = 20_240_229
 
 
-def marginal_p_value(subject: Subject, sampling: Sampling, rule: Rule) -> float:
-    """Smallest chi-square p-value of the tables of `_tables` under `rule`, times how many were looked
-    at (Bonferroni); 0 if a token came out that the target excludes."""
+def marginal_p_value(
+    subject: Subject, sampling: Sampling, rule: Rule, stop: Stop | None = None
+) -> float:
+    """Smallest chi-square p-value of the tables of `_tables` under `rule`, chains ending where `stop` says
+    so (`None`: nowhere), times how many were looked at (Bonferroni); 0 if a token came out that the
+    target excludes."""
     favoured = _favoured(pilot(subject, sampling), rule)
     with subject.engine(width=subject.width + 1) as engine:
         prompt = list(subject.prompts[0])
-        seen = _two_tokens(subject, engine, prompt, sampling, rule)
+        seen = _two_tokens(subject, engine, prompt, sampling, rule, stop)
         tables = _tables(subject, engine, prompt, sampling, seen, favoured)
     if tables is None:
         return 0.0
@@ -54,17 +60,23 @@ def marginal_p_value(subject: Subject, sampling: Sampling, rule: Rule) -> float:
 
 
 def _two_tokens(
-    subject: Subject, engine: Engine, prompt: list[int], sampling: Sampling, rule: Rule
+    subject: Subject,
+    engine: Engine,
+    prompt: list[int],
+    sampling: Sampling,
+    rule: Rule,
+    stop: Stop | None,
 ) -> Counter[tuple[int, int]]:
     """The first two committed tokens of `samples` requests."""
-    depth = min(2, subject.depth, engine.info.head_depth_limit)
+    # Whether a chain stops is to depend on a confidence that differs from request to request: the second.
+    depth = min(2 if stop is None else 3, subject.depth, engine.info.head_depth_limit)
     seen: Counter[tuple[int, int]] = Counter()
     for start in range(0, subject.samples, subject.width):
         requests = range(start, min(start + subject.width, subject.samples))
         slots = [opened(engine, prompt, sampling, seed=SEED, request=r) for r in requests]
         live = list(slots)
         while live:
-            _one_round(subject, engine, live, depth, rule)
+            _one_round(subject, engine, live, depth, rule, stop)
             live = [s for s in live if len(s.tokens) < len(prompt) + 2]
         for slot in slots:
             a, b = list(slot.tokens)[len(prompt) : len(prompt) + 2]
@@ -73,8 +85,13 @@ def _two_tokens(
     return seen
 
 
-def _one_round(subject: Subject, engine: Engine, live: list[Slot], depth: int, rule: Rule) -> None:
-    drafts = engine.propose(live, [depth] * len(live))
+def _one_round(
+    subject: Subject, engine: Engine, live: list[Slot], depth: int, rule: Rule, stop: Stop | None
+) -> None:
+    go_on: GoOn | None = None
+    if stop is not None:
+        go_on = lambda confidence: [not stop(row) for row in confidence.tolist()]  # noqa: E731
+    drafts = engine.propose(live, [depth] * len(live), go_on)
     tokens = subject.drafted(engine, drafts)
     confidence = np.asarray(drafts.confidence)
     depths = [

@@ -25,7 +25,7 @@ from mtpx.testing.recorder import recorded_uniforms
 from mtpx.testing.subject import Subject
 
 ALLOWED = 1e-4
-"""Least p-value of a right engine's chi-square: four tests a kit, so one false alarm in 2,500. A
+"""Least p-value of a right engine's chi-square: five tests a kit, so one false alarm in 2,000. A
 forbidden rule is caught below it."""
 
 HOTTER = (1.0, 2.0, 4.0)
