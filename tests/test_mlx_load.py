@@ -6,7 +6,9 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from qwen_makers import EXPERTS, make_qwen
 from torch_makers import make_pack
 
+from mtpx import packs
 from mtpx.backend import EngineOptions
 from mtpx.errors import BackendError, NonFiniteLogits, PackError, PromptError
 from mtpx.packs import Pack
@@ -130,6 +134,40 @@ def test_a_model_that_cannot_be_run_with_quantised_keys_says_so_before_it_is() -
     with pytest.raises(BackendError, match=r"kv_bits=4 cannot be had with sinker: .*sinks"):
         Kept(bits=4).check(Sinking(), "sinker")
     Kept(window=16).check(Sinking(), "sinker")
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+KINDS: dict[str, Callable[[Path], Pack]] = {
+    "llama": lambda folder: make_pack(folder, draft_vocab=20, rope_parameters=LLAMA3),
+    "qwen3.5": lambda folder: packs.resolve(make_qwen(folder)),
+    "qwen3.5 mixture": lambda folder: packs.resolve(make_qwen(folder, **EXPERTS)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engine_that_another_thread_loaded_decodes_in_this_one(
+    kind: str, tmp_path: Path
+) -> None:
+    """As a chat does it: MLX's streams are a thread's own, so nothing may be left pending."""
+    pack, loaded = KINDS[kind](tmp_path), []
+    thread = threading.Thread(target=lambda: loaded.append(load(pack)))
+    thread.start()
+    thread.join()
+    (engine,) = loaded
+    slot = prefilled(engine, [4, 8, 15, 16])
+    drafts = engine.propose([slot], [2])
+    assert engine.verify([slot], drafts, drafts.counts)[0].committed
+    assert engine.plain([slot])[0].committed
+    slot.snapshot()
+    engine.close()
 
 
 @pytest.mark.skipif(mx.is_available(mx.gpu), reason="there is a GPU here")

@@ -20,9 +20,10 @@ from mtpx_mlx.engine import MlxEngine
 from mtpx_mlx.folder import folder_model, read_config
 from mtpx_mlx.gguf import gguf_model
 from mtpx_mlx.head import Head, load_head
+from mtpx_mlx.pair_cache import PairCache
 from mtpx_mlx.precision import computed_in, dtype_of, packed_bits, prepare, said
 from mtpx_mlx.sizes import arguments
-from mtpx_mlx.target import Target
+from mtpx_mlx.target import Rows, Target
 
 if TYPE_CHECKING:
     from mtpx.packs import Pack
@@ -59,6 +60,8 @@ def load_engine(pack: Pack, options: EngineOptions) -> MlxEngine:
                 target = Target(model, kept.maker(model), hidden=pack.contract.hidden)
                 head = load_head(pack.contract, pack.head, target, computed_in(model))
             rows = target(mx.array([0]), target.fresh())
+            # Whatever is pending belongs to this thread, as MLX's streams do, and another may decode.
+            mx.eval(rows.logits, _first_step(head, rows))
         except (RuntimeError, ValueError, MemoryError) as error:
             raise _told(pack, error) from None
         details = {"device": "gpu" if gpu else "cpu", "activations": said(computed_in(model))}
@@ -94,6 +97,13 @@ def load_engine(pack: Pack, options: EngineOptions) -> MlxEngine:
             pipeline=options.pipeline is not False,
             carry=carry_armed(options.carry, options.max_width > 1),
         )
+
+
+def _first_step(head: Head | None, rows: Rows) -> list[mx.array]:
+    """What the head makes of one pair: it takes every weight to compute it."""
+    if head is None or rows.hidden is None:
+        return []
+    return list(head.outputs(head.forward(mx.array([0]), rows.hidden, 1, PairCache())))
 
 
 def _check_options(options: EngineOptions) -> None:
