@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -261,7 +262,15 @@ def test_the_adaptive_policy_is_found_to_pay_where_a_depth_does() -> None:
     assert (result.verdicts[0].arm, result.verdicts[0].verdict) == ("auto", "pays")
 
 
-def states_at_start(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[dict[str, Any]]:
+NEAR_TIES = Regime(
+    acceptance=(0.6, 0.55, 0.5), cost_ms={1: (10.0, 12.4, 14.6, 16.6)}, draft_ms=0.4, noise=0.02
+)
+"""Depths so near to one another that telling them apart takes trials for ever."""
+
+
+def states_at_start(
+    monkeypatch: pytest.MonkeyPatch, policy: str = "ollama", machine: Regime = PAYS, **options: Any
+) -> list[dict[str, Any]]:
     """What the policy of each timed run had learned before it began."""
     found: list[dict[str, Any]] = []
     real = mtpx.bench.run.timed_run
@@ -272,15 +281,27 @@ def states_at_start(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[dic
         return real(engine, task, arm, **kwargs)
 
     monkeypatch.setattr(mtpx.bench.run, "timed_run", spying)
-    bench(model_of(PAYS), policy_plan("ollama"), BenchOptions(**options))
+    bench(model_of(machine), policy_plan(policy), BenchOptions(**options))
     return found
 
 
-def test_every_run_of_a_policy_starts_from_one_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_runs_of_a_block_start_alike_and_the_next_block_knows_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     states = states_at_start(monkeypatch)
     assert len(states) == 24
-    assert all(state == states[0] for state in states)
-    assert states[0] != policy_named("ollama").state()
+    assert states[0::2] == states[1::2]
+    reached = [sum(state["acceptance"]["counts"]) for state in states[0::2]]
+    assert reached[0] > 0
+    assert all(after > before for before, after in pairwise(reached))
+
+
+def test_credit_for_trials_is_not_handed_out_anew_in_every_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = states_at_start(monkeypatch, "auto", NEAR_TIES)
+    credit = [state["credit"] for state in states[0::2]]
+    assert any(after < before for before, after in pairwise(credit))
 
 
 def test_a_cold_bench_starts_every_run_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

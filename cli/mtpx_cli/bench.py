@@ -144,7 +144,7 @@ def sampling(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--cold",
     is_flag=True,
-    help="A learning policy starts every run from nothing, instead of from one snapshot.",
+    help="A learning policy starts every run from nothing, instead of learning from block to block.",
 )
 @click.option(
     "--turns",

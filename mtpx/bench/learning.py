@@ -1,8 +1,9 @@
-"""Where a learning policy starts from in a bench: one snapshot, learned on prompts outside the suites.
+"""What a learning policy knows before the first block of a bench: prompts outside the suites.
 
-A policy that learnt on the suite itself would be judged on what it had seen; one that starts from
-nothing in every run is judged on learning (`--cold` does that). So it learns here, once, and every
-timed run starts from the same snapshot.
+A policy that starts from nothing in every run is judged on learning (`--cold` does that); one that is set
+back before every run makes the same trials in each. A person's policy goes on learning from answer to
+answer, and so does this one: it learns here, and then from block to block. Both its runs of a
+block begin with what was known before the block, so that none is judged on a text it has seen.
 """
 
 from __future__ import annotations

@@ -104,7 +104,9 @@ def bench_record(
     parameters: dict[str, Any] = {
         "depths": [arm.depth for arm in design.arms if not arm.policy],
     }
-    start = "cold" if options.cold else f"learned on {len(PROMPTS)} prompts outside the suites"
+    start = "cold"
+    if not options.cold:
+        start = f"learned on {len(PROMPTS)} prompts outside the suites, then from block to block"
     for name, policy in policies.items():
         learns = {"start": start} if policy.state() else {}
         parameters[name] = {"policy": policy.name, **learns, **policy.parameters()}

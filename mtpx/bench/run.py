@@ -254,7 +254,7 @@ class _Bench:
                 self._learn(arm)
             for _ in range(WARMUPS):
                 self._tell(f"warming up {arm.name}")
-                run = self._settled(task, arm, None)
+                run, _ = self._settled(task, arm, None)
                 self._keep_run(task, arm, run, warmup=True)
             if run.end.stop == "error":
                 raise BenchError(f"the warm-up of {arm.name} failed: {run.end.error}")
@@ -268,7 +268,7 @@ class _Bench:
             self.spent[arm.name] = [run.seconds]
 
     def _learn(self, arm: Arm) -> None:
-        """Let a policy learn on prompts outside the suites; every run then starts from this snapshot."""
+        """Let a policy learn on prompts outside the suites; its timed runs then go on from there."""
         policy = self._fresh(arm)
         if not policy.state():
             return  # it has nothing to learn
@@ -304,7 +304,7 @@ class _Bench:
             self._warn(sentence)
 
     def _policy(self, arm: Arm) -> DepthPolicy | None:
-        """A policy as every run of this arm starts with it; `None`: a fixed depth."""
+        """A policy as the next run of this arm starts with it; `None`: a fixed depth."""
         if not arm.policy:
             return None
         policy = self._fresh(arm)
@@ -319,9 +319,10 @@ class _Bench:
         # 0 are not one text measured again.
         task = replace(task, seed=self.design.seed + block.pair)
         first: list[int] | None = None
+        after: dict[str, dict[str, Any]] = {}
         for place, arm in enumerate(self.design.runs(block)):
             self._tell(f"{block.suite}/{block.prompt}, {arm.name}")
-            run = self._settled(task, arm, self._limit_s(task, arm))
+            run, policy = self._settled(task, arm, self._limit_s(task, arm))
             if first is None:
                 first = run.tokens
             elif task.sampling.greedy and run.end.stop not in CUT:
@@ -333,22 +334,31 @@ class _Bench:
                 raise KeyboardInterrupt
             if run.end.stop == "error":
                 raise _Stopped(run.end.error)
+            if policy is not None and arm.name in self.snapshots:
+                after[arm.name] = policy.state()
+        # Both runs of a block begin with what was known before it, since neither may know its text; the
+        # next block begins with what this one taught.
+        self.snapshots |= after
 
-    def _settled(self, task: Task, arm: Arm, limit_s: float | None) -> TimedRun:
-        """A run in which nothing was compiled; those in which something was are kept as warm-ups."""
+    def _settled(
+        self, task: Task, arm: Arm, limit_s: float | None
+    ) -> tuple[TimedRun, DepthPolicy | None]:
+        """A run in which nothing was compiled, and the policy it left; runs in which something was are
+        kept as warm-ups."""
         for attempt in range(1 + MOST_RETRIES):
+            policy = self._policy(arm)
             run = timed_run(
                 self.engine,
                 task,
                 arm,
                 request=self.requests,
-                policy=self._policy(arm),
+                policy=policy,
                 limit_s=limit_s,
                 meter=self.meter if isinstance(self.meter, Meter) else None,
                 clock=self.clock,
             )
             if not run.compiled or run.end.stop in CUT:
-                return run
+                return run, policy
             if attempt < MOST_RETRIES:
                 self._keep_run(task, arm, run, warmup=True)
         run.end.stop = "error"
@@ -356,7 +366,7 @@ class _Bench:
             f"{arm.name} compiled something in each of {1 + MOST_RETRIES} runs on the same prompt, so "
             "there is no steady state to measure"
         )
-        return run
+        return run, policy
 
     def _limit_s(self, task: Task, arm: Arm) -> float:
         """The longest a run may take. The worst case is one token a round."""

@@ -284,6 +284,8 @@ class Cutting:
             "price": [self.price[False], self.price[True]],
             "step_ms": self.step_ms,
             "transition": self.transition,
+            "since": self._since,
+            "wait": [self._wait, self._regret],
             # The samples of a price half measured are not kept.
             "measured": sorted(self._measured),
             "rows": [[mode, *row] for mode, row in self._rows],
@@ -297,6 +299,8 @@ class Cutting:
         self.gain, self.transition = float(state["gain"]), float(state["transition"])
         self.price = dict(zip((False, True), map(float, state["price"]), strict=True))
         self.step_ms = None if state["step_ms"] is None else float(state["step_ms"])
+        self._since = int(state["since"])
+        self._wait, self._regret = map(int, state["wait"])
         for mode, *row in state["rows"]:
             if mode not in modes or len(row) > 64:
                 raise PolicyError("the stored confidences are not a policy's state")
@@ -304,6 +308,8 @@ class Cutting:
         times = [*self.price.values(), self.step_ms or 0.0]
         sane = (
             0 <= self.depth <= 64
+            and self._since >= 0
+            and all(EVERY <= wait <= 4 * PATIENCE for wait in (self._wait, self._regret))
             and math.isfinite(self.gain)
             and -0.5 <= self.transition <= 0.5
             and all(0.0 <= ms < 1e9 for ms in times)
