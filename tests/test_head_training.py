@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,21 @@ def test_a_run_that_was_killed_goes_on_to_the_head_it_would_have_made(
     if dies_at[0] == "training":
         first = next(done / total for stage, done, total in again.told if stage == "training")
         assert first >= 0.5
+
+
+def test_a_run_whose_time_for_answers_is_over_goes_on_with_all_it_has(
+    headless: Path, trained: tuple[Path, Any], tmp_path: Path
+) -> None:
+    shutil.copytree(trained[0] / "work" / "answers", tmp_path / "work" / "answers")
+    shards = sorted((tmp_path / "work" / "answers").glob("answers-*"))
+    assert len(shards) > 2
+    shards[-1].unlink()
+    (tmp_path / "work" / "answers" / "seconds").write_text("3600")
+    run(headless, tmp_path, msgspec.structs.replace(RECIPE, minutes=1.0))
+    assert sorted((tmp_path / "work" / "answers").glob("answers-*")) == shards[:-1]
+    evidence = tomllib.loads((tmp_path / "out" / "pack.toml").read_text())["evidence"]
+    held = [sequences(read_shard(path)) for path in shards[:-1]]
+    assert evidence["head_training"]["answer_tokens"] == sum(a.answer for s in held for a in s)
 
 
 def test_training_raises_acceptance_on_prompts_it_has_not_seen(trained: tuple[Path, Any]) -> None:

@@ -69,21 +69,26 @@ class AnswerStage:
         self.mixture: Mixture = read_mixture()
 
     def run(self, report: Report, enough: Callable[[], bool] = lambda: False) -> list[Path]:
-        """→ the shards, oldest first, once they hold the plan's tokens or `enough()`."""
+        """→ the shards, oldest first, once they hold the plan's tokens; none is begun once `enough()`,
+        but for the first. What is there already counts whatever `enough()` says."""
         done: list[Path] = []
         total, cycle = 0, 0
         earlier: list[About] = []
         while True:
+            if done and not self._shard(cycle, 0).exists() and enough():
+                return done
             requests = self._requests(cycle, earlier, report)
             earlier = []
             size = self.plan.wave
             for number, at in enumerate(range(0, len(requests), size)):
-                path = self.folder / f"answers-{cycle:03}-{number:03}.safetensors"
+                path = self._shard(cycle, number)
 
                 def tick(more: int, before: int = total) -> None:
                     report("answers", min(before + more, self.plan.tokens), self.plan.tokens)
 
                 if not path.exists():
+                    if done and enough():
+                        return done
                     tick(0)
                     self._answer(path, requests[at : at + size], cycle, number, tick)
                 about, tokens = read_about(path)
@@ -91,9 +96,12 @@ class AnswerStage:
                 total += tokens
                 done.append(path)
                 tick(0, total)
-                if total >= self.plan.tokens or enough():
+                if total >= self.plan.tokens:
                     return done
             cycle += 1
+
+    def _shard(self, cycle: int, number: int) -> Path:
+        return self.folder / f"answers-{cycle:03}-{number:03}.safetensors"
 
     def _answer(
         self,

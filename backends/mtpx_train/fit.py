@@ -52,8 +52,8 @@ class FitPlan:
     tokens: int
     seed: int
     seconds: float | None = None
-    batch: int = 2048
-    rate: float = 1.5e-3
+    batch: int = 4096
+    rate: float = 2e-3
     warm_up: float = 0.05
     decay: float = 0.01
     steps_from: tuple[float, float] = (0.5, 0.7)

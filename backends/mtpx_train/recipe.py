@@ -32,12 +32,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 1_000_000
     epochs: float = 5.0
     draft_vocab: int = 8192
-    rate: float = 1.5e-3
+    rate: float = 2e-3
     seed: int = 1
     minutes: float | None = None
     longest: int = 224
     wave: int = 128
-    batch: int = 2048
+    batch: int = 4096
 
 
 ANSWERING = ("seed", "longest", "wave")

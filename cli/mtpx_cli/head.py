@@ -68,7 +68,7 @@ def head() -> None:
 @click.option(
     "--rate",
     type=click.FloatRange(1e-7, 1.0),
-    default=1.5e-3,
+    default=2e-3,
     show_default=True,
     help="Peak learning rate.",
 )
