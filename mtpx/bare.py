@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mtpx.backends import readers
-from mtpx.checkpoint import Headers, open_checkpoint, read_config, read_headers
+from mtpx.checkpoint import Headers, open_checkpoint, read_config, read_gguf, read_headers
 from mtpx.errors import MtpxError, PackError
 from mtpx.heads import (
     HeadContract,
@@ -17,6 +18,7 @@ from mtpx.heads import (
     expected_tensors,
     experts_layout,
     family_of,
+    family_of_gguf,
     logical_shapes,
     looks_like_a_head,
     recognise,
@@ -141,14 +143,47 @@ def _without_a_head(path: Path, headers: Headers) -> Class:
 
 
 def _gguf(path: Path) -> Class:
-    with open_checkpoint(path) as checkpoint:
-        heads = looks_like_a_head(checkpoint.tensors)
+    try:
+        with open_checkpoint(path) as checkpoint:
+            heads = looks_like_a_head(checkpoint.tensors)
+    except PackError as refusal:
+        file = path if path.is_file() else next(iter(path.glob("*.gguf")), None)
+        if file is None:
+            raise
+        head, known = _head_in_gguf(file)
+        return Class("refused", f"{refusal}{known}", head)
     if heads:
         return Class(
             "plain only",
             f"the file holds an MTP head ({len(heads)} tensors), but no manifest says how it is wired",
         )
     return Class("plain only", "bare weights: no manifest, no MTP head")
+
+
+def _head_in_gguf(file: Path) -> tuple[str, str]:
+    """(Where the head of a GGUF file that is not computed lies and whose it is, what else is known of it);
+    two empty texts where the file holds none."""
+    seen: list[tuple[str, list[str]]] = []
+
+    def look(told: dict[str, Any], names: list[str]) -> None:
+        seen.append((str(told.get("general.architecture")), looks_like_a_head(names)))
+
+    with suppress(PackError):
+        read_gguf(file, look)
+    arch, names = seen[0] if seen else ("", [])
+    if not names:
+        return "", ""
+    head = f"{len(names)} tensors under {names[0].partition('nextn.')[0]}nextn."
+    family = family_of_gguf(arch)
+    if family is None:
+        return head, ""
+    known = f"; {family.models}: {family.known}"
+    if family.wired:
+        known = (
+            "; its MTP head is read out of a folder of safetensors, from which it drafts on the "
+            f"{' or '.join(family.runs_on)} backend"
+        )
+    return f"{head}, of the {family.contract.family} family", known
 
 
 def _prefix(contract: HeadContract) -> str:

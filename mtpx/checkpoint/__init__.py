@@ -9,6 +9,7 @@ from mtpx.checkpoint.config import (
     TargetConfig,
 )
 from mtpx.checkpoint.dequantise import dequantise, integers
+from mtpx.checkpoint.gguf import read_gguf
 from mtpx.checkpoint.headers import Announced, Headers, read_config, read_headers
 from mtpx.checkpoint.mapped import check_whole, forget
 from mtpx.checkpoint.safetensors import read_safetensors
@@ -34,6 +35,7 @@ __all__ = [
     "integers",
     "open_checkpoint",
     "read_config",
+    "read_gguf",
     "read_headers",
     "read_safetensors",
     "token_source",

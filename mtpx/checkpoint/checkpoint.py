@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mtpx.checkpoint.config import TargetConfig
-from mtpx.checkpoint.config_gguf import config_from_gguf
+from mtpx.checkpoint.config_gguf import check_architecture, config_from_gguf
 from mtpx.checkpoint.config_json import config_from_folder
 from mtpx.checkpoint.gguf import read_gguf
 from mtpx.checkpoint.layout import canonical_name, check_gguf_names, check_tensors, is_permuted
@@ -101,7 +101,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _open_gguf(path: Path) -> Checkpoint:
-    file = read_gguf(path)
+    def accept(told: dict[str, Any], names: list[str]) -> None:
+        # First of all: of a model that is not computed no other quantisation is worth looking for.
+        if "general.architecture" in told:
+            check_architecture(told, str(path))
+
+    file = read_gguf(path, accept)
     arch = str(file.metadata.get("general.architecture", ""))
     tensors: dict[str, Tensor] = {}
     for stored in file.tensors.values():

@@ -15,14 +15,14 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mimo")
 """Decoders of the llama kind: RMS norm, rotary embedding by halves, gated SiLU, grouped queries."""
 
 _KNOWN = {
-    "moe": "mixture-of-experts layers",
-    "mixtral": "mixture-of-experts layers",
-    "deepseek": "latent attention and mixture-of-experts layers",
-    "glm4": "norms and partial rotary embedding of its own",
     "qwen3_next": "recurrent (GatedDeltaNet) layers, which the mlx backend computes",
     "qwen3next": "recurrent (GatedDeltaNet) layers, which the mlx backend computes from a folder",
     "qwen3_5": "recurrent (GatedDeltaNet) layers, which the mlx backend computes",
     "qwen35": "recurrent (GatedDeltaNet) layers, which the mlx backend computes from a folder",
+    "moe": "mixture-of-experts layers",
+    "mixtral": "mixture-of-experts layers",
+    "deepseek": "latent attention and mixture-of-experts layers",
+    "glm4": "norms and partial rotary embedding of its own",
     "nemotron": "recurrent (Mamba) layers",
     "mamba": "recurrent (Mamba) layers",
     "gemma": "another activation, scaled embeddings and sliding windows",

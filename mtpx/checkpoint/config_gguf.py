@@ -66,6 +66,13 @@ class _Tokens(msgspec.Struct, kw_only=True):
     eom: TokenId | None = field(name="eom_token_id", default=None)
 
 
+def check_architecture(metadata: Mapping[str, Any], where: str) -> None:
+    """Raise `PackError` unless the architecture is one that is computed."""
+    arch = metadata.get("general.architecture")
+    if arch not in FAMILIES:
+        raise refuse_architecture(str(arch) if arch else "(not named)", where)
+
+
 def config_from_gguf(
     metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str
 ) -> TargetConfig:
@@ -76,8 +83,7 @@ def config_from_gguf(
     is not supported.
     """
     arch = metadata.get("general.architecture")
-    if arch not in FAMILIES:
-        raise refuse_architecture(str(arch) if arch else "(not named)", where)
+    check_architecture(metadata, where)
     for key, what in _UNSUPPORTED.items():
         if metadata.get(f"{arch}.{key}"):
             raise PackError(f"{where}: {what} ({arch}.{key}) is not supported")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,12 @@ class GgufFile:
     tensors: dict[str, Tensor]
 
 
-def read_gguf(path: Path) -> GgufFile:
-    """Read the header and map the tensors.
+Accept = Callable[[dict[str, Any], list[str]], None]
+"""Looks at the metadata and the tensors' names; raises `PackError` for a file that is not wanted."""
+
+
+def read_gguf(path: Path, accept: Accept | None = None) -> GgufFile:
+    """Read the header, ask `accept` whether it will do, and map the tensors.
 
     Raises `PackError` when the file is no GGUF, is damaged or cut short, or holds block types that
     are not read here.
@@ -85,6 +90,8 @@ def read_gguf(path: Path) -> GgufFile:
             raise PackError(f"{path} names the metadata field {key!r} twice; it is damaged")
         metadata[key] = cursor.value(cursor.u32(f"the type of {key!r}"), key)
     entries = [_entry(cursor) for _ in range(n_tensors)]
+    if accept is not None:
+        accept(metadata, [entry.name for entry in entries])
     _refuse_types(path, entries)
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):

@@ -17,6 +17,7 @@ from mtpx.heads.recognise import (
     Recognised,
     announced_layers,
     family_of,
+    family_of_gguf,
     looks_like_a_head,
     recognise,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "expected_tensors",
     "experts_layout",
     "family_of",
+    "family_of_gguf",
     "logical_shapes",
     "looks_like_a_head",
     "recognise",

@@ -14,7 +14,8 @@ class Family(msgspec.Struct, frozen=True):
     """A row of the table of known heads.
 
     `model_types`: what the configurations of checkpoints that carry such a head call themselves;
-    `layers_key`: the field of that configuration which counts the head's layers. `runs_on`: the
+    `gguf`: what the architectures are called in GGUF files; `layers_key`: the field of the configuration
+    that counts the head's layers. `runs_on`: the
     backends that compute it today. `known` is the sentence a refusal adds: what is known about the
     wiring, what is open.
     """
@@ -22,6 +23,7 @@ class Family(msgspec.Struct, frozen=True):
     models: str
     contract: HeadContract
     model_types: tuple[str, ...] = ()
+    gguf: tuple[str, ...] = ()
     layers_key: str = ""
     runs_on: tuple[str, ...] = ()
     known: str = ""
@@ -74,6 +76,7 @@ FAMILIES: dict[str, Family] = {
             "qwen3_5_moe",
             "qwen3_5_moe_text",
         ),
+        gguf=("qwen3next", "qwen35", "qwen35moe"),
         layers_key="mtp_num_hidden_layers",
         runs_on=("mlx",),
         known="norms are stored as w with 1 + w applied, the hidden state fed comes after the "
@@ -91,6 +94,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek-v3": Family(
         models="DeepSeek-V3, R1, V3.2, GLM-4.5, 4.6, 4.7, 5",
         model_types=("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"),
+        gguf=("deepseek2", "glm4moe"),
         layers_key="num_nextn_predict_layers",
         known="engines disagree whether the state before or after `shared_head.norm` is recycled; "
         "an acceptance sweep has to decide",
@@ -135,6 +139,7 @@ FAMILIES: dict[str, Family] = {
     "nemotron-3": Family(
         models="Nemotron-3",
         model_types=("nemotron_h",),
+        gguf=("nemotron_h", "nemotron_h_moe"),
         layers_key="num_nextn_predict_layers",
         known="its tensors are under `mtp.layers.i.`, as many layers as its configuration says",
         contract=HeadContract(

@@ -41,6 +41,11 @@ def family_of(config: Mapping[str, Any]) -> Family | None:
     return next((row for row in FAMILIES.values() if told & set(row.model_types)), None)
 
 
+def family_of_gguf(architecture: str) -> Family | None:
+    """The family of heads that GGUF files of this architecture carry, if any is known."""
+    return next((row for row in FAMILIES.values() if architecture in row.gguf), None)
+
+
 def announced_layers(config: Mapping[str, Any]) -> int:
     """How many layers of a head config.json announces; its files need not hold them."""
     family = family_of(config)
