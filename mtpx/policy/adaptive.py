@@ -120,6 +120,7 @@ class AdaptiveDepth:
         self._group: Group | None = None
         self._caps: list[int] = []
         self._informed: InformedRound | None = None
+        self._kept: InformedRound | None = None
         self._requests: list[int] = []
 
     # -- choosing ------------------------------------------------------------------------------
@@ -168,6 +169,7 @@ class AdaptiveDepth:
 
     def _scheduled(self, costs: MeasuredCosts, rates: list[float], errors: list[float]) -> int:
         """A trial, if one goes on or is due; else the selected depth, or the one to cut from."""
+        self._kept = None
         trial = self._trial
         if trial is not None and (trial.over or trial.depth == self.selected):
             trial = None
@@ -196,11 +198,18 @@ class AdaptiveDepth:
                 return self._decide(cutting.depth, "seed")
             if cutting.reading:
                 caps = [min(cutting.depth, cap) for cap in self._caps]
-                self._informed = InformedRound(
-                    cutting, self.seen, costs, self._modes, caps, self.selected
-                )
+                self._informed = self._informed_round(costs, caps)
                 return self._decide(cutting.depth, "selected")
         return self._decide(self.selected, "selected" if self.selected else "park")
+
+    def _informed_round(self, costs: MeasuredCosts, caps: list[int]) -> InformedRound:
+        """The round before's, until the next review, where it was one of sequences like these."""
+        kept = self._kept
+        if kept is not None and kept.suits(self._modes, caps):
+            kept.begin()
+            return kept
+        self._kept = InformedRound(self.cutting, self.seen, costs, self._modes, caps, self.selected)
+        return self._kept
 
     def _next_trial(
         self, costs: MeasuredCosts, rates: list[float], errors: list[float]

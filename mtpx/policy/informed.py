@@ -1,7 +1,8 @@
 """A round in which the head's confidence decides: how long its chains become, how much of them is verified.
 
-Made when the round is proposed; what it is made of does not change within the round, so that a decision about
-draft j depends on confidences 1..j of its sequence and on nothing drawn later (`mtpx.policy.cut`).
+Made when the round is proposed, or taken again for the next one; what it is made of does not change within a
+round, so that a decision about draft j depends on confidences 1..j of its sequence and on nothing drawn
+later (`mtpx.policy.cut`).
 """
 
 from __future__ import annotations
@@ -32,18 +33,26 @@ class InformedRound:
         caps: Sequence[int],
         selected: int,
     ) -> None:
-        self.cut = self.stopped = 0
         self._cutting, self._experience = cutting, experience
-        self._modes, self._caps = modes, caps
+        self._modes, self._caps = list(modes), list(caps)
         depth = max(caps, default=0)
         curve = [(d, ms) for d, ms in costs.curve() if costs.measured(d)]
-        rates, _ = experience.rates(modes, max(depth, selected))
+        self._means = {mode: experience.means(mode, max(depth, selected)) for mode in set(modes)}
+        tokens = [expected_tokens(self._means[mode])[selected] for mode in modes]
         # What is to be beaten is not the selected depth but what confidence makes of it.
-        rate = expected_tokens(rates)[selected] / interpolate(curve, selected)
+        rate = sum(tokens) / len(tokens) / interpolate(curve, selected)
         rate *= 1.0 + max(0.0, cutting.gain)
         self._prices = cutting.prices(curve, depth, rate)
-        self._verify = self._prices.after(cutting.last)
-        self._means = {mode: experience.means(mode, depth) for mode in set(modes)}
+        self.begin()
+
+    def begin(self) -> None:
+        """A round begins."""
+        self.cut = self.stopped = 0
+        self._verify = self._prices.after(self._cutting.last)
+
+    def suits(self, modes: Sequence[str], caps: Sequence[int]) -> bool:
+        """Whether it was made for sequences like these."""
+        return self._modes == modes and self._caps == caps
 
     def go_on(self, confidence: FloatArray) -> list[bool]:
         """Which sequences draft another after j drafts, (n, j)."""
@@ -77,7 +86,7 @@ class InformedRound:
                     drafts_to_verify(
                         mode,
                         self._accepts(mode, row),
-                        self._means[mode],
+                        self._means[mode][: len(row)],
                         self._verify,
                         self._prices.rate,
                         chain=self._cutting.stepwise,

@@ -43,6 +43,12 @@ class TimedPolicy(AdaptiveDepth):
         self.ns += time.thread_time_ns() - start
         return depth
 
+    def go_on(self, confidence: FloatArray) -> list[bool]:
+        start = time.thread_time_ns()
+        answer = super().go_on(confidence)
+        self.ns += time.thread_time_ns() - start
+        return answer
+
     def verify(self, confidence: FloatArray) -> list[int]:
         start = time.thread_time_ns()
         depths = super().verify(confidence)
@@ -126,8 +132,16 @@ def main() -> None:
         cost_ms={1: [10.0, 13.0, 16.0, 19.0, 22.0]},
         spread=1.0,
     )
+    stopping = Scenario(
+        name="with chains that stop",
+        acceptance=[0.5] * 4,
+        cost_ms={1: [10.0, 10.2, 10.9, 11.6, 12.3]},
+        draft_ms=1.5,
+        spread=1.0,
+        noise=0.02,
+    )
     deep = Scenario(name="a head of eight", acceptance=[0.9] * 8, noise=0.02, transition=1.15)
-    for scenario in (Scenario(name="a head of four", noise=0.02), deep, cutting):
+    for scenario in (Scenario(name="a head of four", noise=0.02), deep, cutting, stopping):
         us = policy_us(rounds, scenario)
         print(f"adaptive policy, {scenario.name}: {us:.1f} µs a round (bar {POLICY_BAR_US} µs)")
 
