@@ -1,9 +1,9 @@
 """Grouped-query attention over static caches, for rows of several sequences or of one.
 
 What it computes for a row must not depend on the rows beside it where the tier says so. torch's CPU
-kernel keeps a row's bits from two rows of a KV head on and for a length of keys that is a multiple of
-32, whatever stands behind the mask (`mtpx_torch.invariance` proves it on the machine at hand); so in
-that tier a lone row is doubled, and keys are read to the next multiple of `REACH`.
+kernel keeps a row's bits from two rows of a sequence on, for one and the same number of keys
+(`mtpx_torch.invariance` proves it on the machine at hand). So in that tier a lone row is doubled, and
+keys are read to the next multiple of `REACH` past the row itself, not past those beside it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REACH = 64
 """Keys are read up to a multiple of this in the row-invariant tier and on the compiled route."""
 
 LEAST_ROWS = 2
-"""Query rows of a sequence in the row-invariant tier."""
+"""Query rows of a sequence that torch's kernel is given in the row-invariant tier."""
 
 
 def reach(end: int) -> int:
@@ -30,7 +30,7 @@ def reach(end: int) -> int:
 class Span:
     """Rows of one slot in a ragged forward: `count` rows from `offset` in the flat batch, written
     to cache rows start..start+count-1 of `slot`; keys 0..seen-1 are read. `mask` (group·rows, seen)
-    is added to the scores, rows ≥ count of them; `None` for a single row that sees all it reads."""
+    is added to the scores, rows ≥ count of them (`mix`); `None` for a single row that sees all it reads."""
 
     slot: int
     start: int
@@ -54,47 +54,71 @@ def make_spans(
     """
     spans, offset = [], 0
     for slot, start, count in pieces:
-        end = start + count
-        seen = reach(end) if fixed else end
-        rows = max(count, LEAST_ROWS) if fixed else count
-        mask = None
-        if fixed or count > 1:
-            last = torch.arange(start, start + rows, device=like.device)
-            mask = causal_mask(last, torch.arange(seen, device=like.device), group, like.dtype)
-        spans.append(Span(slot, start, count, offset, seen, mask))
-        offset += count
+        at, end = start, start + count
+        while at < end:
+            # Rows on both sides of a multiple of REACH read different numbers of keys.
+            upto = min(end, reach(at + 1)) if fixed else end
+            seen = reach(at + 1) if fixed else end
+            mask = None
+            if fixed or count > 1:
+                last = torch.arange(at, upto, device=like.device)
+                mask = step_mask(last, seen, group, like.dtype, fixed=fixed)
+            spans.append(Span(slot, at, upto - at, offset, seen, mask))
+            offset += upto - at
+            at = upto
     return spans
 
 
-def causal_mask(
-    positions: torch.Tensor, keys: torch.Tensor, group: int, dtype: torch.dtype
-) -> torch.Tensor:
-    """positions (rows,), keys (seen,) → (group·rows, seen), 0 where a row may look, else -inf."""
+def causal_mask(positions: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """positions (rows,), keys (seen,) → (rows, seen), 0 where a row may look, else -inf."""
     hidden = keys > positions.unsqueeze(1)
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=keys.device)
-    return mask.masked_fill(hidden, -torch.inf).repeat(group, 1)
+    return torch.zeros(hidden.shape, dtype=dtype, device=keys.device).masked_fill(
+        hidden, -torch.inf
+    )
 
 
 def step_mask(
-    positions: torch.Tensor, keys: torch.Tensor, group: int, dtype: torch.dtype
+    positions: torch.Tensor, seen: int, group: int, dtype: torch.dtype, *, fixed: bool
 ) -> torch.Tensor:
-    """`causal_mask` of rows of one sequence, a lone one doubled."""
-    if positions.shape[0] < LEAST_ROWS:
-        positions = positions.repeat(LEAST_ROWS)
-    return causal_mask(positions, keys, group, dtype)
+    """What `mix` is given for rows of one sequence: `causal_mask` for each of `group` query heads; where
+    `fixed`, of at least `LEAST_ROWS` rows."""
+    mask = causal_mask(positions, torch.arange(seen, device=positions.device), dtype)
+    doubled = fixed and positions.shape[0] < LEAST_ROWS
+    return mask.repeat(group * LEAST_ROWS if doubled else group, 1)
 
 
 def mix(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """q (rows, heads, d), keys and values (kv_heads, seen, d) → (rows, heads, d)."""
+    """q (rows, heads, d), keys and values (kv_heads, seen, d) → (rows, heads, d). A mask of more rows than
+    there are asks for a lone row to be computed several times over."""
     rows, heads, d = q.shape
     # The query heads of one KV head become rows of it: no copy of keys and values.
     stacked = q.transpose(0, 1).reshape(1, keys.shape[0], -1, d)
+    own = stacked.shape[2]
+    if mask is not None and mask.shape[0] > own:
+        stacked = torch.cat([stacked] * (mask.shape[0] // own), dim=2)
     out = F.scaled_dot_product_attention(
         stacked, keys.unsqueeze(0), values.unsqueeze(0), attn_mask=mask
     )
-    return out.view(heads, rows, d).transpose(0, 1)
+    return out[:, :, :own].reshape(heads, rows, d).transpose(0, 1)
+
+
+def mix_in_order(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """`mix` for mask (rows, seen), with every sum taken over one row in one order, so that neither the rows
+    beside it nor the keys behind its mask change a bit. For a compiler to fuse: eagerly it makes tensors
+    of rows × heads × seen × d. It beats the kernel over one row, and loses from a few rows on."""
+    rows, heads, d = q.shape
+    kv = keys.shape[0]
+    stacked = q.view(rows, kv, -1, d).permute(1, 0, 2, 3).float() * d**-0.5
+    stacked = stacked.reshape(kv, -1, 1, d)
+    hidden = mask.float().repeat_interleave(heads // kv, dim=0)
+    scores = (stacked * keys.unsqueeze(1).float()).sum(-1) + hidden
+    shares = scores.softmax(-1).unsqueeze(-1)
+    out: torch.Tensor = (shares * values.unsqueeze(1).float()).sum(-2)
+    return out.view(kv, rows, -1, d).permute(1, 0, 2, 3).reshape(rows, heads, d).to(q.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,43 +128,41 @@ class SpanAttention:
     keys: torch.Tensor
     values: torch.Tensor
     spans: list[Span]
-    group: int
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q (rows, heads, d), k and v (rows, kv_heads, d) → (rows, heads, d); writes the caches.
         Rows past the last span are padding: their result is 0."""
-        mixed = torch.zeros_like(q)
-        for span in self.spans:
-            here = slice(span.offset, span.offset + span.count)
-            keys, values = self.keys[span.slot], self.values[span.slot]
-            keys[:, span.start : span.end] = k[here].transpose(0, 1)
-            values[:, span.start : span.end] = v[here].transpose(0, 1)
-            rows = q[here]
-            if span.mask is not None and span.mask.shape[0] > self.group * span.count:
-                rows = rows.repeat(LEAST_ROWS, 1, 1)
-            seen = mix(rows, keys[:, : span.seen], values[:, : span.seen], span.mask)
-            mixed[here] = seen[: span.count]
-        return mixed
+        parts = [self._mixed(span, q, k, v) for span in self.spans]
+        last = self.spans[-1]
+        if extra := q.shape[0] - last.offset - last.count:
+            parts.append(q.new_zeros(extra, *q.shape[1:]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _mixed(self, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        here = slice(span.offset, span.offset + span.count)
+        keys, values = self.keys[span.slot], self.values[span.slot]
+        keys[:, span.start : span.end] = k[here].transpose(0, 1)
+        values[:, span.start : span.end] = v[here].transpose(0, 1)
+        return mix(q[here], keys[:, : span.seen], values[:, : span.seen], span.mask)
 
 
 @dataclass(frozen=True, slots=True)
 class StepAttention:
     """Attention of one layer over rows of one sequence, in operations a compiler can fuse.
 
-    keys, values (kv_heads, room, d); positions (rows,); mask (group·rows, seen) as `step_mask` makes it.
+    keys, values (kv_heads, room, d); positions (rows,) the rows' places in them; seen keys are read; mask
+    as `mix_in_order` wants it if `ordered`, else as `mix` does.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     positions: torch.Tensor
-    mask: torch.Tensor
     seen: int
+    mask: torch.Tensor
+    ordered: bool
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         self.keys.index_copy_(1, self.positions, k.transpose(0, 1))
         self.values.index_copy_(1, self.positions, v.transpose(0, 1))
-        rows = q.shape[0]
-        doubled = q.repeat(LEAST_ROWS, 1, 1) if rows < LEAST_ROWS else q
-        return mix(doubled, self.keys[:, : self.seen], self.values[:, : self.seen], self.mask)[
-            :rows
-        ]
+        mixing = mix_in_order if self.ordered else mix
+        return mixing(q, self.keys[:, : self.seen], self.values[:, : self.seen], self.mask)

@@ -70,7 +70,7 @@ class TorchEngine:
             hidden = zeros((width, info.context_limit, config.hidden), like.dtype, like.device)
             own = cache(head.contract.layers)
             self.proposer = Proposer(head, own, hidden, fixed=fixed)
-        self.compiled = CompiledStep(trunk, info.context_limit)
+        self.compiled = CompiledStep(trunk, info.context_limit, fixed=fixed)
         self.forwards = Forwards(trunk, self.cache, self.compiled, fixed=fixed)
         self._tickets = 0
         self._open: list[TorchSlot] = []
@@ -83,6 +83,15 @@ class TorchEngine:
     @property
     def device(self) -> torch.device:
         return self.trunk.device
+
+    def compile(self) -> str:
+        """Make the compiled route, before anything is decoded. → "now", or what could not be had."""
+        self.compiled.make()
+        if self.compiled.why or self.proposer is None:
+            return self.compiled.why or "now"
+        self.proposer.compiled.make()
+        why = self.proposer.compiled.why
+        return f"now, but for the head: {why}" if why else "now"
 
     # Slots
 

@@ -7,15 +7,13 @@ predicts token k + 2. A deeper step takes the head's own output in place of a hi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from mtpx.checkpoint import integers
 from mtpx.heads import TrunkSizes, check_draft_vocab, check_tensors, expected_tensors
-from mtpx_torch.attention import Span, SpanAttention
-from mtpx_torch.block import Block
-from mtpx_torch.cache import KVCache
+from mtpx_torch.block import Attend, Block
 from mtpx_torch.embedding import Embedding
 from mtpx_torch.norm import Norm
 from mtpx_torch.product import Product
@@ -28,6 +26,16 @@ if TYPE_CHECKING:
     from mtpx.checkpoint import Checkpoint, Tensor
     from mtpx.heads import HeadContract, Role
     from mtpx_torch.recipe import Recipe
+
+
+class Scored(NamedTuple):
+    """What the head makes of a row: logits (rows, V') over its own vocabulary, recycled (rows, H) for the
+    next step, the likeliest tokens (rows,) and their confidence (rows,), a log-probability."""
+
+    logits: torch.Tensor
+    recycled: torch.Tensor
+    tokens: torch.Tensor
+    confidence: torch.Tensor
 
 
 class Head:
@@ -55,27 +63,26 @@ class Head:
 
     def forward(
         self,
-        tokens: torch.Tensor,
+        embedded: torch.Tensor,
         hidden: torch.Tensor,
         positions: torch.Tensor,
-        spans: list[Span],
-        cache: KVCache,
+        attend: Attend,
     ) -> torch.Tensor:
-        """tokens, positions (rows,), hidden (rows, H) → the block's residual (rows, H)."""
-        embedded = self.embedding[tokens]
+        """embedded, hidden (rows, H) at positions (rows,) → the block's residual (rows, H)."""
         if self.contract.zero_first_embedding:
             embedded = embedded * (positions > 1).unsqueeze(-1)
         e, h = self.norm_embedding(embedded), self.norm_hidden(hidden)
         pair = [e, h] if self.contract.order == "embedding-hidden" else [h, e]
         x = self.fc(torch.cat(pair, dim=-1))
-        attend = SpanAttention(cache.keys[0], cache.values[0], spans, self.trunk.group)
         return self.block(x, self.trunk.rotary.at(positions), attend)
 
-    def outputs(self, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """residual (rows, H) → (logits over the head's vocabulary, what the next step is fed)."""
+    def scores(self, residual: torch.Tensor) -> Scored:
+        """residual (rows, H), the last one of each sequence."""
         normed = self.norm(residual)
         recycled = normed if self.contract.recycled == "after" else residual
-        return self.output(normed), recycled
+        logits = self.output(normed)
+        peak, best = logits.max(dim=-1)
+        return Scored(logits, recycled, self.token_ids(best), peak - logits.logsumexp(dim=-1))
 
     def token_ids(self, rows: torch.Tensor) -> torch.Tensor:
         """Output rows → token ids."""

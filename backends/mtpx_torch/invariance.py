@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mtpx_torch.attention import LEAST_ROWS, REACH, causal_mask, mix
+from mtpx_torch.attention import REACH, mix, step_mask
 from mtpx_torch.product import Product
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 """Sizes tried: every depth a head is likely to draft, and several sequences together."""
+
+REACHES = (REACH, 4 * REACH, 5 * REACH, 16 * REACH)
+"""Numbers of keys tried: a library may cut long sums into pieces, of 256 terms for instance."""
 
 BUCKETS = (4, 8)
 """Least numbers of rows to try where a lone row has bits of its own."""
@@ -67,6 +70,7 @@ def _keeps(product: Product, rows: torch.Tensor, bucket: int) -> bool:
 
 
 def _attention_keeps(trunk: Trunk) -> bool:
+    """Whether a row's attention keeps its bits in groups of 1 to 8 rows that read as many keys as it."""
     config = trunk.config
     made = torch.Generator().manual_seed(0)
 
@@ -74,24 +78,17 @@ def _attention_keeps(trunk: Trunk) -> bool:
         return torch.randn(*shape, generator=made).to(trunk.device, trunk.dtype)
 
     q = numbers(8, config.heads, config.head_dim)
-    room = 4 * REACH
-    keys, values = (numbers(config.kv_heads, room, config.head_dim) for _ in range(2))
-    first = REACH - 10
+    keys, values = (numbers(config.kv_heads, max(REACHES), config.head_dim) for _ in range(2))
 
-    def at(rows: slice, seen: int) -> torch.Tensor:
-        positions = torch.arange(first, first + q.shape[0], device=trunk.device)[rows]
-        group = q[rows]
-        count = group.shape[0]
-        if count < LEAST_ROWS:
-            group, positions = group.repeat(LEAST_ROWS, 1, 1), positions.repeat(LEAST_ROWS)
-        reached = torch.arange(seen, device=trunk.device)
-        mask = causal_mask(positions, reached, trunk.group, trunk.dtype)
-        return mix(group, keys[:, :seen], values[:, :seen], mask)[:count]
+    def at(rows: range, seen: int) -> torch.Tensor:
+        positions = torch.arange(seen - 10, seen, device=trunk.device)[rows.start : rows.stop]
+        mask = step_mask(positions, seen, trunk.group, trunk.dtype, fixed=True)
+        return mix(q[rows.start : rows.stop], keys[:, :seen], values[:, :seen], mask)
 
-    whole = at(slice(0, 8), room)
-    return all(
-        torch.equal(at(slice(i, i + size), seen), whole[i : i + size])
-        for seen in range(REACH, room + 1, REACH)
-        for size in range(1, 9)
-        for i in range(9 - size)
-    )
+    for seen in REACHES:
+        whole = at(range(8), seen)
+        for size in range(1, 8):
+            for i in range(9 - size):
+                if not torch.equal(at(range(i, i + size), seen), whole[i : i + size]):
+                    return False
+    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -13,13 +13,14 @@ from mtpx.backend import FloatArray, GoOn
 from mtpx.carry import StoreRange, stamped_merge
 from mtpx.chain import Chain
 from mtpx.sampling import USE_DRAFT
-from mtpx_torch.attention import Span, make_spans
+from mtpx_torch.attention import SpanAttention, make_spans
 from mtpx_torch.cache import KVCache
+from mtpx_torch.compiled_head import CompiledHead
 from mtpx_torch.sample import distribution, draw, penalise
 from mtpx_torch.timer import Stopwatch
 
 if TYPE_CHECKING:
-    from mtpx_torch.head import Head
+    from mtpx_torch.head import Head, Scored
     from mtpx_torch.slot import TorchSlot
 
 
@@ -63,11 +64,12 @@ class TorchDrafts:
 class Proposer:
     """Runs the head over slots. `hidden` (width, context, H) is the engine's store of target hidden
     states by absolute position, `stores` the positions held for each slot and whose they are; `cache`
-    the head's KV, whose rows are compact: a pair that was skipped leaves none. `fixed`: the shapes of
-    its attention (`make_spans`)."""
+    the head's KV, whose rows are compact: a pair that was skipped leaves none; `compiled` what runs a
+    lone sequence's steps once it is made. `fixed`: the shapes of its attention (`make_spans`)."""
 
     def __init__(self, head: Head, cache: KVCache, hidden: torch.Tensor, *, fixed: bool) -> None:
         self.head, self.cache, self.hidden, self.fixed = head, cache, hidden, fixed
+        self.compiled = CompiledHead(head, hidden.shape[1])
         self.stores = [StoreRange()] * hidden.shape[0]
 
     @property
@@ -100,7 +102,9 @@ class Proposer:
         """Write the pairs that are ready, up to `upto` - 1, into the head's KV; no output product."""
         first, end = self.ready(slot)
         if first < min(upto, end):
-            self._pairs([(slot, first, min(upto, end))])
+            rows = self._pairs([(slot, first, min(upto, end))])
+            self._forward(rows)
+            rows.claim()
 
     def propose(
         self,
@@ -112,77 +116,85 @@ class Proposer:
         """caps[i] ≥ 1 drafts for each slot, from its queued pairs (the last one again if none is); fewer
         where `go_on` ends its chain."""
         pieces = [(s, min(self.ready(s)[0], s.pairs - 1), s.pairs) for s in slots]
-        residual = self._pairs(pieces)
-        ends = np.cumsum([hi - lo for _, lo, hi in pieces]) - 1
-        rows = residual[torch.from_numpy(ends).to(self.device)]
+        rows = self._pairs(pieces)
+        scored = self._scored(rows)
+        rows.claim()
         made = [_Growing() for _ in slots]
         chain = Chain(caps, go_on)
         while True:
             live = chain.live
-            logits, recycled = self.head.outputs(rows)
-            tokens, confidence = self._choose(logits, slots, live, made, uniforms)
-            going = chain.step(confidence.tolist)
+            tokens = self._choose(scored, slots, live, made, uniforms)
+            going = chain.step(scored.confidence.tolist)
             if not going:
                 break
+            recycled = scored.recycled
             if len(going) < len(live):
                 keep = torch.tensor([live.index(i) for i in going], device=self.device)
                 tokens, recycled = tokens[keep], recycled[keep]
             # A provisional row: made from the head's own output, rewritten by the next propose.
             step = chain.steps
+            pieces = [(slots[i], slots[i].pairs + step - 1, slots[i].pairs + step) for i in going]
             spots = [(slots[i].index, slots[i].head_rows - 1 + step, 1) for i in going]
-            positions = torch.tensor([slots[i].pairs + step for i in going], device=self.device)
-            rows = self.head.forward(tokens, recycled, positions, self._spans(spots), self.cache)
+            scored = self._scored(_Rows(tokens, recycled, pieces, spots))
         return [m.finish(u) for m, u in zip(made, uniforms, strict=True)]
 
-    def _pairs(self, pieces: list[tuple[TorchSlot, int, int]]) -> torch.Tensor:
-        """Run pairs lo..hi-1 of each slot, made of target hidden states. → residual (rows, H)."""
+    def _pairs(self, pieces: list[tuple[TorchSlot, int, int]]) -> _Rows:
+        """Pairs lo..hi-1 of each slot, made of target hidden states."""
         ids: list[int] = []
-        positions: list[int] = []
         spots: list[tuple[int, int, int]] = []
         for slot, lo, hi in pieces:
             ids += slot.tokens[lo + 1 : hi + 1]
-            positions += range(lo + 1, hi + 1)
             row = slot.head_rows - max(0, slot.head_key + 1 - lo)
             spots.append((slot.index, row, hi - lo))
         hidden = [self.hidden[slot.index, lo:hi] for slot, lo, hi in pieces]
-        spans = self._spans(spots)
-        residual = self.head.forward(
+        return _Rows(
             torch.tensor(ids, device=self.device),
             hidden[0] if len(hidden) == 1 else torch.cat(hidden),
-            torch.tensor(positions, device=self.device),
-            spans,
-            self.cache,
+            pieces,
+            spots,
         )
-        # Only now: rows of a forward that was broken off are written again.
-        for (slot, _, hi), (_, row, count) in zip(pieces, spots, strict=True):
-            slot.head_rows, slot.head_key = row + count, hi - 1
-        return residual
 
-    def _spans(self, pieces: list[tuple[int, int, int]]) -> list[Span]:
-        return make_spans(pieces, self.head.trunk.group, self.hidden, fixed=self.fixed)
+    def _scored(self, rows: _Rows) -> Scored:
+        """After the last row of each slot."""
+        if len(rows.spots) == 1 and self.compiled.serves(rows.ids.shape[0]):
+            ((index, spot, _),), ((_, lo, _),) = rows.spots, rows.pieces
+            keys, values = self.cache.of(index)
+            return self.compiled.run(rows.ids, rows.hidden, lo + 1, spot, keys[0], values[0])
+        residual = self._forward(rows)
+        if len(rows.spots) == 1:
+            return self.head.scores(residual[-1:])
+        ends = np.cumsum([count for _, _, count in rows.spots]) - 1
+        return self.head.scores(residual[torch.from_numpy(ends).to(self.device)])
+
+    def _forward(self, rows: _Rows) -> torch.Tensor:
+        """Eagerly. → residual (rows, H); the head's cache is written."""
+        places = [at for _, lo, hi in rows.pieces for at in range(lo + 1, hi + 1)]
+        spans = make_spans(rows.spots, self.head.trunk.group, self.hidden, fixed=self.fixed)
+        return self.head.forward(
+            self.head.embedding[rows.ids],
+            rows.hidden,
+            torch.tensor(places, device=self.device),
+            SpanAttention(self.cache.keys[0], self.cache.values[0], spans),
+        )
 
     def _choose(
         self,
-        logits: torch.Tensor,
+        scored: Scored,
         slots: Sequence[TorchSlot],
         live: list[int],
         made: list[_Growing],
         uniforms: Sequence[torch.Tensor | None],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One draft for each live slot: argmax at temperature 0, else drawn. → tokens and confidences,
-        (live,) each."""
-        peak, best = logits.max(dim=-1)
-        confidence = peak - logits.logsumexp(dim=-1)
-        greedy = self.head.token_ids(best)
+    ) -> torch.Tensor:
+        """One draft for each live slot: argmax at temperature 0, else drawn. → tokens (live,)."""
         tokens = []
         for at, i in enumerate(live):
-            slot, u = slots[i], uniforms[i]
-            token, q = greedy[at : at + 1], None
+            slot, u, here = slots[i], uniforms[i], slice(at, at + 1)
+            token, q = scored.tokens[here], None
             if slot.sampling.penalised or not slot.sampling.greedy:
-                token, q = self._draw(logits[at : at + 1], slot, made[i], u)
+                token, q = self._draw(scored.logits[here], slot, made[i], u)
             tokens.append(token)
-            made[i].add(token, confidence[at : at + 1], q)
-        return tokens[0] if len(tokens) == 1 else torch.cat(tokens), confidence
+            made[i].add(token, scored.confidence[here], q)
+        return tokens[0] if len(tokens) == 1 else torch.cat(tokens)
 
     def _draw(
         self, logits: torch.Tensor, slot: TorchSlot, made: _Growing, u: torch.Tensor | None
@@ -209,6 +221,22 @@ class Proposer:
             whole[:, vocab] = q
             q = whole
         return token, q
+
+
+class _Rows(NamedTuple):
+    """Rows of the head: ids (rows,), hidden (rows, H), made of pairs lo..hi-1 of each slot (`pieces`) and
+    written to so many rows of its cache from the first on (`spots`: index, first, count)."""
+
+    ids: torch.Tensor
+    hidden: torch.Tensor
+    pieces: list[tuple[TorchSlot, int, int]]
+    spots: list[tuple[int, int, int]]
+
+    def claim(self) -> None:
+        """Pairs of target hidden states count as written, now that they are: rows of a forward that was
+        broken off are written again."""
+        for (slot, _, hi), (_, row, count) in zip(self.pieces, self.spots, strict=True):
+            slot.head_rows, slot.head_key = row + count, hi - 1
 
 
 class _Growing:

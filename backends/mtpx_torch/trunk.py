@@ -95,7 +95,7 @@ class Trunk:
         rotation = self.rotary.at(positions)
         x = self.embedding[ids]
         for block, keys, values in zip(self.blocks, cache.keys, cache.values, strict=True):
-            x = block(x, rotation, SpanAttention(keys, values, spans, self.group))
+            x = block(x, rotation, SpanAttention(keys, values, spans))
         return x
 
 
