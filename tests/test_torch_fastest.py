@@ -13,7 +13,7 @@ from torch_makers import make_gguf_pack
 from mtpx import paths
 from mtpx.backend import EngineOptions
 from mtpx.packs import Pack
-from mtpx_torch import TorchBackend, fastest
+from mtpx_torch import TorchBackend, fastest, measured
 from mtpx_torch.quality import main, read
 
 
@@ -69,7 +69,7 @@ def test_a_product_of_ones_own_choice_leaves_the_floats(pack: Pack, timed: list[
 
 @pytest.mark.parametrize("damage", [b"", b"[1]", b'[{"key": 3}]', b"\xff\xfe"])
 def test_a_damaged_memory_is_measured_anew(pack: Pack, timed: list[str], damage: bytes) -> None:
-    file = paths.state_dir() / fastest.FILE
+    file = paths.state_dir() / measured.FILE
     file.parent.mkdir(parents=True)
     file.write_bytes(damage)
     assert dtype(good(pack, "float32", "bfloat16")) == "bfloat16"

@@ -55,6 +55,7 @@ class TorchBackend:
 
         from mtpx.checkpoint import open_checkpoint
         from mtpx_torch.engine import TorchEngine
+        from mtpx_torch.tier import tier_of
         from mtpx_torch.trunk import load_trunk
 
         _check_options(options)
@@ -66,7 +67,8 @@ class TorchBackend:
             recipe = _recipe(pack, checkpoint, device, options)
             try:
                 trunk = load_trunk(checkpoint, recipe, context=context, device=device)
-                tier = _tier(options.tier, trunk, pack)
+                compiling = options.extra.get("compile") == "now"
+                tier = tier_of(options.tier, trunk, pack, compiling=compiling)
                 head = _head(pack, checkpoint, trunk, recipe)
                 info = _info(pack, checkpoint, trunk, head, recipe, tier, context)
                 if head is not None:
@@ -80,9 +82,8 @@ class TorchBackend:
                     pipeline=device.type == "cuda" if pipeline is None else pipeline,
                     carry=carry_armed(options.carry, options.max_width > 1),
                 )
-                if options.extra.get("compile") == "now":
-                    engine.compiled.make()
-                    info.details["compile"] = engine.compiled.why or "now"
+                if compiling:
+                    info.details["compile"] = engine.compile()
                 return engine
             except (torch.OutOfMemoryError, MemoryError) as error:
                 raise BackendError(
@@ -181,24 +182,6 @@ def _recipe(
         return make_recipe(precision, device, product)
     except ValueError as error:
         raise BackendError(str(error)) from None
-
-
-def _tier(asked: str, trunk: Trunk, pack: Pack) -> Tier:
-    """The tier to run in. Sets the trunk's bucket to what the row-invariant one needs."""
-    from mtpx_torch.invariance import invariant_bucket
-
-    if asked == "standard":
-        return choose_tier(asked, free=False)
-    bucket = invariant_bucket(trunk)
-    if bucket is None and asked == "row-invariant":
-        raise BackendError(
-            f"the row-invariant tier cannot be had for {pack.name} here: torch's kernels give a row "
-            "other bits when other rows run beside it, however it is padded; use --tier standard"
-        )
-    tier = choose_tier(asked, free=bucket == trunk.bucket)
-    if tier == "row-invariant" and bucket is not None:
-        trunk.bucket = bucket
-    return tier
 
 
 def _context(pack: Pack, checkpoint: Checkpoint, options: EngineOptions) -> int:

@@ -8,18 +8,14 @@ rows are cheaper still may draft deeper, which is for `mtpx bench` to say.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-import msgspec
 import torch
 
-from mtpx import paths
-from mtpx.digests import write_atomically
-from mtpx.hardware import cpu_name
 from mtpx.precision import Precision
+from mtpx_torch.measured import machine, remembered
 from mtpx_torch.recipe import make_recipe
 from mtpx_torch.trunk import load_block
 from mtpx_torch.weights import WeightReader
@@ -33,15 +29,6 @@ WEIGHTS = 40_000_000
 
 REPEATS = 7
 
-FILE = "fastest-precision.json"
-
-
-class Choice(msgspec.Struct, frozen=True):
-    """What was measured under `key`: milliseconds of each precision's products."""
-
-    key: list[str]
-    ms: dict[str, float]
-
 
 def fastest(
     pack: Pack, checkpoint: Checkpoint, device: torch.device, candidates: Sequence[Precision]
@@ -49,33 +36,12 @@ def fastest(
     """One of `candidates` (at least one); measured, or remembered from an earlier load."""
     if len(candidates) == 1:
         return candidates[0]
-    key = [
-        pack.name,
-        pack.weights_digest,
-        torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-        str(torch.get_num_threads()),
-        str(torch.__version__),
-        *candidates,
-    ]
-    known = _remembered()
-    ms: Mapping[str, float] | None = next((c.ms for c in known if c.key == key), None)
-    if ms is None or set(ms) != set(candidates):
-        ms = {name: _products_ms(checkpoint, device, name) for name in candidates}
-        kept = [c for c in known if c.key != key]
-        # Not being able to remember costs a second at the next load, and nothing else.
-        with suppress(OSError):
-            path = paths.state_dir() / FILE
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, msgspec.json.encode([*kept, Choice(key, dict(ms))]))
+    ms = remembered(
+        ["precision", pack.name, pack.weights_digest, *machine(device), *candidates],
+        candidates,
+        lambda: {name: _products_ms(checkpoint, device, name) for name in candidates},
+    )
     return min(candidates, key=lambda name: ms[name])
-
-
-def _remembered() -> list[Choice]:
-    try:
-        data = (paths.state_dir() / FILE).read_bytes()
-        return msgspec.json.decode(data, type=list[Choice])
-    except (OSError, msgspec.MsgspecError, ValueError):
-        return []
 
 
 def _products_ms(checkpoint: Checkpoint, device: torch.device, precision: Precision) -> float:
