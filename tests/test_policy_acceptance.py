@@ -80,6 +80,34 @@ def test_changed_content_is_followed_within_fifteen_rounds(before: float, after:
     assert abs(model.rates[0] - after) < abs(model.rates[0] - before)
 
 
+def alarmed() -> DriftingAcceptance:
+    """Two thirds of its drafts stood for long; then enough fell for an alarm."""
+    model = DriftingAcceptance()
+    for i in range(600):
+        model.advance()
+        model.observe(1, int(i % 3 > 0))
+    while not model.alarms:
+        model.advance()
+        model.observe(1, 0)
+    return model
+
+
+def test_after_an_alarm_the_rate_is_between_what_was_just_seen_and_the_long_mean() -> None:
+    assert 0.05 < alarmed().rates[0] < 0.5
+
+
+def test_after_an_alarm_the_rate_before_stays_possible_until_drafts_have_settled_it() -> None:
+    model = alarmed()
+    rates = model.expected(1)
+    high = rates[0] + 1.3 * math.sqrt(model.errors(rates)[0])
+    assert high > 0.5
+    for _ in range(8):
+        model.advance()
+        model.observe(1, 0)
+    rates = model.expected(1)
+    assert rates[0] + 1.3 * math.sqrt(model.errors(rates)[0]) < 0.4
+
+
 def test_positions_that_were_not_reached_move_with_the_others_at_an_alarm() -> None:
     model = DriftingAcceptance()
     for _ in range(50):

@@ -8,9 +8,13 @@ Drift. A weight of 0.1 takes dozens of rounds to see prose follow code, and its 
 a rate of 0.7) mistakes one depth for another for ever. A mean over `memory` observations is 5 times
 quieter; what it lacks in speed is the business of a change detector: Page's two-sided CUSUM
 (1954, "Continuous inspection schemes") on the residuals of all positions pooled, since content
-moves all of them the same way. An alarm replaces each rate by the mean since the excursion began,
-and carries positions that were not reached along by the same shift in log-odds. From 0.85 to 0.4
-that takes 4 to 8 rounds at depth 3.
+moves all of them the same way. An alarm replaces each rate by the mean since the excursion began, drawn
+towards the long mean, and carries positions that were not reached along by the same shift in
+log-odds. From 0.85 to 0.4 that takes 4 to 8 rounds at depth 3.
+
+False alarms. Eight drafts that fall in a row may be luck, and a policy that parks on them sees no
+other. So what the rate was before the alarm stays possible: it adds to the variance (`errors`), which
+makes depths worth a trial again, until drafts that are judged have settled it.
 
 Other texts. What the last answer ended with says little of the next one: a table of figures after
 which nothing is drafted is no reason to begin a story without drafts. A mean over `LONG` observations,
@@ -50,6 +54,14 @@ SLACK = 0.2
 
 ALARM = 5.0
 """Excursion that is an alarm: at rates around 0.8 a false one in some 9,000 observations."""
+
+REMEMBERED = 4.0
+"""Observations that the long mean is worth in the rate after an alarm."""
+
+FALSE_ALARM = 0.3
+"""Probability that an alarm was luck, as the variance counts it; after each judged draft, `SETTLES` of that."""
+
+SETTLES = 0.8
 
 STALE = 3000.0
 """Rounds after which an unobserved rate is worth one observation."""
@@ -139,6 +151,7 @@ class DriftingAcceptance:
         self._up = self._down = 0.0
         self._risen: list[list[float]] = []
         self._fallen: list[list[float]] = []
+        self._doubt: list[float] = []
 
     @property
     def frontier(self) -> int:
@@ -187,14 +200,16 @@ class DriftingAcceptance:
         return out
 
     def errors(self, rates: list[float]) -> list[float]:
-        """Variance of each of these rates (`expected`), by how much was seen and how long ago.
+        """Variance of each of these rates (`expected`), by how much was seen and how long ago, and by what
+        an alarm that was none would have hidden.
 
         Laplace's rule of succession keeps a rate of 0 or 1 from passing for certain."""
         out: list[float] = []
         for i, rate in enumerate(rates):
             n = self.worth(i)
             middle = (n * rate + 1.0) / (n + 2.0)
-            out.append(middle * (1.0 - middle) / (n + 2.0))
+            doubt = self._doubt[i] if i < len(self._doubt) else 0.0
+            out.append(middle * (1.0 - middle) / (n + 2.0) + doubt)
         return out
 
     def observe(self, judged: int, accepted: int) -> bool:
@@ -211,6 +226,8 @@ class DriftingAcceptance:
                 self._reached.append(0.0)
                 self._risen.append([0.0, 0.0])
                 self._fallen.append([0.0, 0.0])
+                self._doubt.append(0.0)
+            self._doubt[i] *= SETTLES
             rate, n = self.rates[i], self.worth(i)
             if n >= TRUST:
                 alarm |= self._watch(i, stood, stood - rate)
@@ -252,10 +269,12 @@ class DriftingAcceptance:
 
     def _replace(self, sample: list[list[float]]) -> None:
         """The rates since the excursion began; those not reached move along in log-odds."""
+        before = list(self.rates)
         shifts: list[float] = []
         for i, (n, hits) in enumerate(sample):
             if n >= 3.0:
-                fresh = (hits + self.rates[i]) / (n + 1.0)
+                prior = self.rates[i] + REMEMBERED * self._long[i][0]
+                fresh = (hits + prior) / (n + 1.0 + REMEMBERED)
                 shifts.append(_logit(fresh) - _logit(self.rates[i]))
                 self.rates[i], self.counts[i] = fresh, n
         shift = sum(shifts) / len(shifts) if shifts else 0.0
@@ -263,6 +282,9 @@ class DriftingAcceptance:
             if n < 3.0:
                 self.rates[i] = 1.0 / (1.0 + math.exp(-_logit(self.rates[i]) - shift))
                 self.counts[i] = min(self.counts[i], 4.0)
+        self._doubt = [
+            FALSE_ALARM * (old - new) ** 2 for old, new in zip(before, self.rates, strict=True)
+        ]
         for pair in (*self._risen, *self._fallen):
             pair[0] = pair[1] = 0.0
 
@@ -287,6 +309,7 @@ class DriftingAcceptance:
         self._reached = list(counts)
         self._risen = [[0.0, 0.0] for _ in rates]
         self._fallen = [[0.0, 0.0] for _ in rates]
+        self._doubt = [0.0] * len(rates)
 
 
 def expected_tokens(rates: Sequence[float]) -> list[float]:
