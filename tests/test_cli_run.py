@@ -466,6 +466,16 @@ def test_a_reader_that_goes_away_is_no_error(pack: Any, own_folders: Path) -> No
     assert running.wait() == 141
 
 
+@pytest.mark.skipif(os.name != "posix", reason="a shell that closes a stream")
+@pytest.mark.parametrize("command", [["run", "Hello"], ["pack", "list"]], ids="-".join)
+def test_a_closed_stdout_is_said_before_an_answer_is_lost(command: list[str]) -> None:
+    mtpx = [sys.executable, "-m", "mtpx_cli", *command]
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *mtpx], stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"mtpx: stdout is closed")
+    assert done.stderr.count(b"\n") == 1
+
+
 @needs_full
 @pytest.mark.parametrize("option", ["--quiet", "--json"])
 def test_an_answer_that_cannot_be_written_is_one_sentence(

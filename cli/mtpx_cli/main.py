@@ -118,6 +118,10 @@ def cli(ctx: click.Context) -> None:
 def main() -> None:
     """The entry point. Exit status: 0 done, 2 cannot be done as asked, 130 interrupted, 141 the reader
     of stdout went away; `mtpx bench --check` has more."""
+    if sys.stdout is None:
+        # The next file to be opened would take its place, and be written to.
+        complain("stdout is closed, so an answer would be lost: send it to a file or to /dev/null")
+        sys.exit(2)
     lenient()
     try:
         status = cli.main(prog_name="mtpx", standalone_mode=False)

@@ -54,8 +54,6 @@ def say(text: str = "", *, end: str = "\n") -> None:
     `MtpxError` when it cannot be written for another reason (a full disk)."""
     from mtpx.errors import MtpxError
 
-    if sys.stdout is None:
-        return
     try:
         # Not `click.echo`, which takes escape sequences out of what goes into a pipe or a file.
         sys.stdout.write(text + end)
