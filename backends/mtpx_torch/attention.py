@@ -17,6 +17,11 @@ import torch.nn.functional as F
 REACH = 64
 """Keys are read up to a multiple of this in the row-invariant tier and on the compiled route."""
 
+PIECE = 16
+"""Keys that `mix_in_order` sums before it sums the sums."""
+
+assert REACH % PIECE == 0
+
 LEAST_ROWS = 2
 """Query rows of a sequence that torch's kernel is given in the row-invariant tier."""
 
@@ -107,18 +112,23 @@ def mix(
 def mix_in_order(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """`mix` for mask (rows, seen), with every sum taken over one row in one order, so that neither the rows
-    beside it nor the keys behind its mask change a bit. For a compiler to fuse: eagerly it makes tensors
-    of rows × heads × seen × d. It beats the kernel over one row, and loses from a few rows on."""
+    """`mix` for mask (rows, pieces, PIECE), with every sum taken over one row in one order, so that neither
+    the rows beside it nor the keys behind its mask change a bit. For a compiler to fuse: eagerly it makes
+    tensors of rows × heads × seen × d. It beats the kernel over one row, and loses from a few rows on."""
     rows, heads, d = q.shape
-    kv = keys.shape[0]
+    kv, pieces = keys.shape[0], mask.shape[1]
     stacked = q.view(rows, kv, -1, d).permute(1, 0, 2, 3).float() * d**-0.5
-    stacked = stacked.reshape(kv, -1, 1, d)
+    stacked = stacked.reshape(kv, -1, 1, 1, d)
     hidden = mask.float().repeat_interleave(heads // kv, dim=0)
-    scores = (stacked * keys.unsqueeze(1).float()).sum(-1) + hidden
-    shares = scores.softmax(-1).unsqueeze(-1)
-    out: torch.Tensor = (shares * values.unsqueeze(1).float()).sum(-2)
-    return out.view(kv, rows, -1, d).permute(1, 0, 2, 3).reshape(rows, heads, d).to(q.dtype)
+    scores = (stacked * keys.view(kv, 1, pieces, PIECE, d).float()).sum(-1) + hidden
+    shares = (scores - scores.amax((-2, -1), keepdim=True)).exp()
+    # Piece by piece: torch's compiler sums up to 4096 numbers in another way than more of them.
+    whole = shares.sum(-1).sum(-1).unsqueeze(-1)
+    out: torch.Tensor = (
+        (shares.unsqueeze(-1) * values.view(kv, 1, pieces, PIECE, d).float()).sum(-2).sum(-2)
+    )
+    mixed: torch.Tensor = (out / whole).view(kv, rows, -1, d).permute(1, 0, 2, 3)
+    return mixed.reshape(rows, heads, d).to(q.dtype)
 
 
 @dataclass(frozen=True, slots=True)

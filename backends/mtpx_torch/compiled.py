@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mtpx.round import Route
-from mtpx_torch.attention import REACH, reach
+from mtpx_torch.attention import PIECE, REACH, reach
 from mtpx_torch.cache import KVCache
 from mtpx_torch.graphs import MOST_ROWS, Graphs, compiled, leave_open, near
 from mtpx_torch.step import Step, step
@@ -64,7 +64,7 @@ class CompiledStep:
         if extra := self.trunk.padding(ids.shape[0]):
             ids = torch.cat([ids, ids.new_zeros(extra)])
         positions = self._positions[start : start + ids.shape[0]]
-        return self.trunk.embedding[ids], positions, self._positions[: reach(end)]
+        return self.trunk.embedding[ids], positions, self._positions[: reach(end)].view(-1, PIECE)
 
     def _compiled(self, rows: int) -> Callable[..., Step]:
         trunk, config = self.trunk, self.trunk.config

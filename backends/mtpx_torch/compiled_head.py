@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from mtpx_torch.attention import REACH, reach
+from mtpx_torch.attention import PIECE, REACH, reach
 from mtpx_torch.cache import KVCache
 from mtpx_torch.graphs import Graphs, compiled, leave_open, near
 from mtpx_torch.step import attention
@@ -29,7 +29,7 @@ def head_step(
     values: torch.Tensor,
 ) -> Scored:
     """embedded, hidden (rows, H) at positions (rows,), written to rows spots (rows,) of keys and values
-    (kv_heads, room, d), of which reached (seen,) are read. → what the head says after row last (1,)."""
+    (kv_heads, room, d), of which reached (pieces, PIECE) are read. → what the head says after row last (1,)."""
     attend = attention(spots, reached, head.trunk.group, hidden.dtype, fixed=True)
     residual = head.forward(embedded, hidden, positions, attend(keys, values))
     return head.scores(residual[last])
@@ -84,7 +84,7 @@ class CompiledHead:
             hidden,
             self._places[position : position + rows],
             self._places[spot : spot + rows],
-            self._places[: reach(spot + count)],
+            self._places[: reach(spot + count)].view(-1, PIECE),
             self._places[count - 1 : count],
         )
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from mtpx_torch.attention import REACH
+from mtpx_torch.attention import PIECE, REACH
 from mtpx_torch.cache import SLACK
 
 T = TypeVar("T")
@@ -69,12 +69,13 @@ def compiled(function: Callable[..., T], device: torch.device) -> Callable[..., 
 
 def leave_open(rows: Sequence[torch.Tensor], reached: torch.Tensor, room: int) -> None:
     """Tell the compiler what varies from call to call: the length of these `rows` if it is not 1, and of
-    `reached`, up to what `room` cache rows leave."""
+    `reached` (pieces, PIECE), up to what `room` cache rows leave."""
     for tensor in rows:
         if tensor.shape[0] > 1:
             torch._dynamo.mark_dynamic(tensor, 0, min=tensor.shape[0], max=MOST_ROWS)
     if room - REACH > REACH:
-        torch._dynamo.mark_dynamic(reached, 0, min=REACH, max=room - REACH)
+        most = (room - REACH) // PIECE
+        torch._dynamo.mark_dynamic(reached, 0, min=REACH // PIECE, max=most)
 
 
 def near(got: torch.Tensor, want: torch.Tensor) -> None:

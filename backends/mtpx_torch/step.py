@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from mtpx_torch.attention import StepAttention, causal_mask, step_mask
+from mtpx_torch.attention import PIECE, StepAttention, causal_mask, step_mask
 
 if TYPE_CHECKING:
     from mtpx_torch.trunk import Trunk
@@ -26,12 +26,12 @@ def attention(
     spots: torch.Tensor, reached: torch.Tensor, group: int, dtype: torch.dtype, *, fixed: bool
 ) -> Callable[[torch.Tensor, torch.Tensor], StepAttention]:
     """(keys, values) of a layer, (kv_heads, room, d) → its attention over rows written at spots (rows,),
-    which look at reached (seen,) places; `fixed`: in the row-invariant tier."""
-    seen = reached.shape[0]
+    which look at places reached (pieces, PIECE); `fixed`: in the row-invariant tier."""
+    seen = reached.shape[0] * PIECE
     # On a GPU torch's kernels are the faster ones over one row, too.
     ordered = fixed or (spots.shape[0] == 1 and spots.device.type == "cpu")
     mask = (
-        causal_mask(spots, reached, dtype)
+        causal_mask(spots, reached.reshape(-1), dtype).view(-1, *reached.shape)
         if ordered
         else step_mask(spots, seen, group, dtype, fixed=fixed)
     )
@@ -48,7 +48,7 @@ def step(
     *,
     fixed: bool,
 ) -> Step:
-    """x (rows, H) embeddings at positions (rows,); reached (seen,) the positions attention reads;
+    """x (rows, H) embeddings at positions (rows,); reached (pieces, PIECE) the positions attention reads;
     keys, values (kv_heads, room, d) a layer, written at the rows' positions."""
     rotation = trunk.rotary.at(positions)
     attend = attention(positions, reached, trunk.group, x.dtype, fixed=fixed)
