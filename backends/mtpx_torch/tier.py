@@ -14,7 +14,7 @@ import torch
 
 from mtpx.errors import BackendError
 from mtpx.precision import TIERS, Tier, choose_tier
-from mtpx_torch.attention import make_spans
+from mtpx_torch.attention import REACH, make_spans
 from mtpx_torch.cache import KVCache
 from mtpx_torch.invariance import invariant_bucket
 from mtpx_torch.measured import machine, remembered
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from mtpx.packs import Pack
     from mtpx_torch.trunk import Trunk
 
-MOST = 1.03
+MOST = 1 / 0.97
 """Most that a plain round of the row-invariant tier may take, in plain rounds of the standard one, for
 "auto" to choose it."""
 
-CONTEXT = 256
-"""Position of the timed step: a short chat's."""
+CONTEXT = 4 * REACH + REACH // 2
+"""Tokens before the timed step: a short chat's, and half-way between two reaches, where the row-invariant
+tier reads as many keys too many as it does on average."""
 
 REPEATS = 9
 """Steps of each tier that are timed."""
