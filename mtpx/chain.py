@@ -50,3 +50,15 @@ def among(go_on: GoOn, which: Sequence[int], width: int) -> GoOn:
         return [answer[i] for i in which]
 
     return asked
+
+
+def lengths(go_on: GoOn, confidence: FloatArray) -> list[int]:
+    """Drafts that each slot makes where all confidences there could be, (n, k), are known beforehand."""
+    chain = Chain([confidence.shape[1]] * len(confidence), go_on)
+    counts = [0] * len(confidence)
+    while chain.live:
+        for i in chain.live:
+            counts[i] += 1
+        newest = confidence[chain.live, chain.steps]
+        chain.step(newest.tolist)
+    return counts

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpx.backend import FloatArray
-from mtpx.chain import Chain, among
+from mtpx.chain import Chain, among, lengths
 
 CAPS = st.lists(st.integers(0, 5), min_size=1, max_size=5)
 
@@ -70,3 +70,8 @@ def test_a_question_about_some_slots_is_put_as_one_about_all() -> None:
         return [bool(row[0] > 0.5) for row in confidence]
 
     assert among(go_on, [0, 2], 3)(np.array([[0.1], [0.9]])) == [False, True]
+
+
+def test_known_beforehand_confidences_make_chains_as_long_as_asking_for_them_would() -> None:
+    sure = np.array([[-0.1, -3.0, -0.1], [-3.0, -0.1, -0.1], [-0.1, -0.1, -0.1]])
+    assert lengths(lambda seen: [bool(row[-1] > -1.0) for row in seen], sure) == [2, 1, 3]

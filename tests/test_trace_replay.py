@@ -137,6 +137,25 @@ def test_a_policy_of_confidences_gets_those_of_the_trace(explored: list[Record])
     assert estimate.tokens_per_s / 1e3 == pytest.approx(real, rel=0.08)
 
 
+class Careful(FixedDepth):
+    """Drafts on while the head is at least half sure."""
+
+    name = "careful"
+    wants_steps = True
+
+    def go_on(self, confidence: Any) -> list[bool]:
+        return [bool(row[-1] > np.log(0.5)) for row in confidence]
+
+
+def test_a_policy_that_stops_early_is_asked_after_every_draft() -> None:
+    spread = msgspec.structs.replace(REGIME, spread=0.9)
+    recorded = recording(simulated_trace(spread, Cycle(3), tokens=3000, requests=1))
+    estimate = replay(recorded, lambda: Careful(3), draws=1)
+    real = tokens_per_ms(simulated_trace(spread, Careful(3), tokens=3000, requests=1, seed=5))
+    assert estimate.tokens_per_s / 1e3 == pytest.approx(real, rel=0.08)
+    assert set(estimate.depths) >= {1, 2, 3}
+
+
 def test_a_policy_of_confidences_is_refused_where_the_trace_has_none() -> None:
     rounds = [a_round(i, slot(i % 2, 0)) for i in range(9)]
     recorded = recording([run_record(), request(0), *rounds])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtpx.chain import Chain
+from mtpx.chain import lengths
 from mtpx.errors import MtpxError, PolicyError
 from mtpx.policy import Batch, DepthPolicy, StoppingPolicy
 from mtpx.round import Round, Route, SlotRound
@@ -81,7 +81,8 @@ def play(
             depth = min(depth, limit)
             counts, readings = [depth] * width, 0
             if depth > 1 and stopping is not None and stopping.wants_steps:
-                counts, readings = _chain(stopping, logs[r], depth)
+                counts = lengths(stopping.go_on, logs[r, :, :depth])
+                readings = min(max(counts), depth - 1)
             if depth and policy.wants_confidence:
                 readings += 1
                 shown = logs[r, :, : max(counts)]
@@ -172,22 +173,6 @@ def play(
     return Played(
         np.array(depths), np.array(tokens, dtype=np.float64), np.array(times), excluded, reasons
     )
-
-
-def _chain(policy: StoppingPolicy, logs: Array, depth: int) -> tuple[list[int], int]:
-    """Drafts of each sequence where `policy` is asked after every step, and how often it was asked.
-
-    `logs` (n, ≥ depth): the confidences there would be."""
-    chain = Chain([depth] * len(logs), policy.go_on)
-    counts = [0] * len(logs)
-    asked = 0
-    while chain.live:
-        for i in chain.live:
-            counts[i] += 1
-        asked += chain.steps + 1 < depth
-        at, live = chain.steps, list(chain.live)
-        chain.step(lambda: [float(logs[i, at]) for i in live])  # noqa: B023
-    return counts, asked
 
 
 class _Routes:

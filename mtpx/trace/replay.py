@@ -15,8 +15,9 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from mtpx.chain import lengths
 from mtpx.errors import MtpxError, PolicyError, TraceError
-from mtpx.policy import Batch, DepthPolicy
+from mtpx.policy import Batch, DepthPolicy, StoppingPolicy
 from mtpx.round import Round, Route, SlotRound
 from mtpx.trace.recording import Floats, Recording
 from mtpx.trace.timeline import Stretch, Timeline
@@ -91,6 +92,7 @@ class _Drive:
 
     def __init__(self, recorded: Recording, policy: DepthPolicy, draw: int) -> None:
         self.recorded, self.policy = recorded, policy
+        self.stopping = policy if isinstance(policy, StoppingPolicy) else None
         self.luck: Floats = np.random.default_rng(draw).random(
             (recorded.tokens + 1, max(1, recorded.limit))
         )
@@ -118,6 +120,10 @@ class _Drive:
         try:
             drafted = min(_depth(policy, policy.propose(batch)), cap)
             confidences, stands = self._drafts(token, drafted)
+            if drafted > 1 and self._stepping:
+                assert self.stopping is not None
+                (drafted,) = lengths(self.stopping.go_on, np.array([confidences]))
+                confidences = confidences[:drafted]
             verified = drafted
             if policy.wants_confidence and drafted:
                 (verified,) = policy.verify(np.array([confidences]))
@@ -177,6 +183,10 @@ class _Drive:
         )
 
     @property
+    def _stepping(self) -> bool:
+        return self.stopping is not None and self.stopping.wants_steps
+
+    @property
     def _confident(self) -> bool:
         return bool(self.recorded.confidences and self.recorded.confidences[0])
 
@@ -186,7 +196,7 @@ class _Drive:
     def _drafts(self, token: int, count: int) -> tuple[list[float], list[bool]]:
         """Confidences of `count` drafts here, and whether each would stand if those before it do."""
         recorded, luck = self.recorded, self.luck[token]
-        if not self.policy.wants_confidence:
+        if not self.policy.wants_confidence and not self._stepping:
             rates = recorded.rates[recorded.at(token)]
             return [math.nan] * count, [bool(luck[j] < rates[j]) for j in range(count)]
         if not self._confident:
