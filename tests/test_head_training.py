@@ -156,6 +156,12 @@ def test_the_result_is_a_pack_that_drafts_and_says_what_it_was_trained_on(
     assert drafted.rounds < plain.rounds
 
 
+def test_the_pack_comes_with_a_picture_of_its_curve(trained: tuple[Path, Any]) -> None:
+    folder, outcome = trained
+    drawn = (folder / "out" / "acceptance.svg").read_text()
+    assert drawn.count("<circle") == 3 * len(outcome.curve)
+
+
 def test_the_head_drafts_in_the_engine_as_it_did_in_training(
     trained: tuple[Path, Any], headless: Path, tmp_path: Path
 ) -> None:

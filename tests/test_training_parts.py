@@ -7,6 +7,7 @@ import re
 import tomllib
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from training_makers import PROMPTS, answered_of, answers_of, head_of, trunk_of
 
 from mtpx_train.acceptance import held_out_prompts, suite_prompts
 from mtpx_train.batches import Answered, collate, endless, epoch
+from mtpx_train.curve import acceptance_curve
 from mtpx_train.fit import FitPlan, Progress, chain_hits, most_frequent, shape
 from mtpx_train.generate import Prompt, choose, decode_lanes, decode_wave, loops
 from mtpx_train.loss import draft_loss
@@ -60,6 +62,29 @@ def test_an_answer_does_not_depend_on_who_runs_beside_it(weights: Path) -> None:
     for prompt, answer in zip(PROMPTS, together, strict=True):
         alone = decode_wave(trunk, [Prompt(prompt, 0.0, "made")], 24, frozenset({2}), 5)[0]
         assert alone.tokens.tolist() == answer.tokens.tolist()
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**9), st.lists(st.floats(0, 1), min_size=3, max_size=3)),
+        max_size=15,
+    )
+)
+def test_the_curve_is_drawn_whole_within_its_frame(curve: list[tuple[int, list[float]]]) -> None:
+    root = ElementTree.fromstring(acceptance_curve(curve))
+    width, height = (float(n) for n in root.attrib["viewBox"].split()[2:])
+    dots = list(root.iter("{http://www.w3.org/2000/svg}circle"))
+    assert len(dots) == 3 * len(curve)
+    for dot in dots:
+        assert 0 <= float(dot.attrib["cx"]) <= width
+        assert 0 <= float(dot.attrib["cy"]) <= height
+
+
+def test_a_better_rate_stands_higher_and_a_later_one_further_right() -> None:
+    root = ElementTree.fromstring(acceptance_curve([(0, [0.2]), (5000, [0.5])]))
+    first, last = root.iter("{http://www.w3.org/2000/svg}circle")
+    assert float(last.attrib["cx"]) > float(first.attrib["cx"])
+    assert float(last.attrib["cy"]) < float(first.attrib["cy"])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

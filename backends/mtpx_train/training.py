@@ -16,6 +16,7 @@ import torch
 
 from mtpx import packs
 from mtpx.checkpoint import open_checkpoint
+from mtpx.digests import write_atomically
 from mtpx.errors import TrainingError
 from mtpx.text import ChatTemplate, Tokenizer, load_tokenizer
 from mtpx_train.acceptance import (
@@ -29,6 +30,7 @@ from mtpx_train.acceptance import (
 )
 from mtpx_train.answers import AnswerPlan, AnswerStage
 from mtpx_train.batches import Answered, sequences
+from mtpx_train.curve import CURVE, acceptance_curve
 from mtpx_train.fit import CHECKPOINT, Fit, FitPlan, Progress, Vocabulary, most_frequent
 from mtpx_train.generate import Prompt, decode_wave
 from mtpx_train.head import DraftHead, Start
@@ -182,6 +184,7 @@ class _Training:
             **outcome.suites,
         }
         write_pack(out, self.pack, self.checkpoint, evidence)
+        write_atomically(out / CURVE, acceptance_curve(outcome.curve).encode())
         return outcome
 
     def _held_out(self) -> list[Answered]:
