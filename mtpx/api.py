@@ -74,7 +74,7 @@ def load(
     `device`: "auto", "cpu", "cuda", "cuda:1", ...; `threads`: host threads; `context`: tokens to make
     room for; `precision`: "auto" (the fastest the pack declares good), "float32", "bfloat16", "int8" or
     "int4"; `tier`: "standard", "row-invariant" (the same bits however many rows run together), or "auto"
-    for the second where it costs nothing; `extra`: settings of the backend; `progress(done, total)` in
+    for the second where it costs next to nothing; `extra`: settings of the backend; `progress(done, total)` in
     bytes, while weights are fetched or checked; `offline` refuses to fetch; `policy` is the one that
     answers are given with unless they name another (see `Model.stream`); `warn` takes a sentence about
     what is done without (what a policy learned before and cannot use, a folder that cannot be written).

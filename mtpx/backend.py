@@ -62,7 +62,7 @@ class EngineOptions:
     `device`: "auto", "cpu", "cuda", ...; `threads`: host threads; `context`: tokens to make room
     for, at most the pack's limit; `max_width`: sequences decoded together (the only width cap);
     `precision`: "auto" or one of `mtpx.precision.PRECISIONS`; `tier`: "standard", "row-invariant", or
-    "auto" for the second where it costs nothing; `pipeline`: launch the next plain step before this token
+    "auto" for the second where it costs next to nothing; `pipeline`: launch the next plain step before this token
     is read (`None`: where the device runs beside the host); `carry`: adopt the head's rows of a session's
     turn before (`mtpx.carry`; never armed with `max_width` above 1); `extra`: backend-specific settings.
     """

@@ -37,7 +37,7 @@ def choose_precision(asked: str, reasons: Mapping[Precision, str], what: str) ->
 
 
 def choose_tier(asked: str, free: bool) -> Tier:
-    """`asked`, or for "auto" the row-invariant tier where it costs nothing (`free`).
+    """`asked`, or for "auto" the row-invariant tier where it costs next to nothing (`free`).
 
     Raises `BackendError` for any other word.
     """
