@@ -28,7 +28,8 @@ def acceptance_curve(curve: Sequence[tuple[int, Sequence[float]]]) -> str:
         (1e6, "million answer tokens seen") if most >= 1e6 else (1e3, "thousand answer tokens seen")
     )
     x = picture.x_axis(ticks(0.0, most / unit), word)
-    for position in range(min((len(rates) for _, rates in curve), default=0)):
+    positions = min((len(rates) for _, rates in curve), default=0)
+    for position in range(positions):
         points = [(x(seen / unit), y(rates[position])) for seen, rates in curve]
         ink = INKS[position % len(INKS)]
         picture.add(
@@ -37,9 +38,10 @@ def acceptance_curve(curve: Sequence[tuple[int, Sequence[float]]]) -> str:
         for at_x, at_y in points:
             picture.add("circle", cx=at_x, cy=at_y, r=2.5, fill=ink)
         given = f"position {position + 1}" + (f", if {position} stood" if position else "")
-        picture.add(
-            "text", given, x=points[-1][0], y=points[-1][1] - 8, text_anchor="end", fill=ink
-        )
+        end_x, end_y = points[-1]
+        # The last line's word stands below it: the lines before are often close above.
+        end_y += 18 if position and position == positions - 1 else -8
+        picture.add("text", given, x=end_x, y=end_y, text_anchor="end", fill=ink)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {picture.height:g}" role="img" '
         f'aria-label="{picture.title}"><style>{STYLE}</style>'
