@@ -1,11 +1,13 @@
 """mtpx against other decoders on the same weights: plain and with the head, greedy, interleaved.
 
     python tests/peers.py [--pack NAME] [--tokens 64] [--prompts 8] [--depth auto] [--threads N]
+        [--precision NAME] [--compile] [--without transformers]
 
 Against transformers' `generate` in float32 and, if llama-cpp-python is installed, llama.cpp on the same
-GGUF. Every prompt is decoded twice by each, in one order and then in the other; all get the same prompt
-tokens, and none stops at the end of the text. A rate runs from the first token to the last. Ratios are
-geometric means over prompts with Student's t interval at 95 %.
+GGUF; and, where --precision names another one, against mtpx's own plain decode in its fastest. Every
+prompt is decoded twice by each, in one order and then in the other; all get the same prompt tokens, and
+none stops at the end of the text. A rate runs from the first token to the last. Ratios are geometric
+means over prompts with Student's t interval at 95 %.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -30,6 +33,8 @@ Arm = Callable[[list[int], int], float]
 """(prompt ids, tokens to decode) → tokens a second from the first to the last."""
 
 TRANSFORMERS, LLAMA = "transformers, float32", "llama.cpp"
+
+PLAIN, HEAD, FASTEST = "mtpx plain", "mtpx with head", "mtpx plain, fastest"
 
 
 def ours(model: Model, depth: int | str) -> Arm:
@@ -136,35 +141,62 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--depth", default="auto", help="of mtpx with the head: auto or a number")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--compile", action="store_true", help="mtpx on its compiled route")
+    parser.add_argument(
+        "--without", action="append", default=[], choices=["transformers", "llama.cpp"]
+    )
     asked = parser.parse_args()
     if asked.tokens < 2 or asked.prompts < 2:
         parser.error("a rate takes 2 tokens at least, an interval 2 prompts")
     depth = int(asked.depth) if asked.depth.isdecimal() else asked.depth
-    with mtpx.load(asked.pack, threads=asked.threads) as model:
+
+    def load(precision: str) -> Model:
+        made = {"compile": "now"} if asked.compile else {}
+        return mtpx.load(asked.pack, threads=asked.threads, precision=precision, extra=made)
+
+    with ExitStack() as stack:
+        model = stack.enter_context(load(asked.precision))
         weights = gguf_of(model.pack.weights)
-        arms = {"mtpx plain": ours(model, "off"), "mtpx with head": ours(model, depth)}
-        arms[TRANSFORMERS] = transformers(weights)
-        if importlib.util.find_spec("llama_cpp") is None:
-            print(
-                "llama.cpp is left out: llama-cpp-python is not installed (pip install "
-                "llama-cpp-python builds it, in about 6 minutes on 2 cores)"
-            )
-        elif weights.suffix != ".gguf":
-            print("llama.cpp is left out: it reads GGUF, and the pack's weights are none")
-        else:
-            arms[LLAMA] = llama(weights, asked.threads)
+        arms = {PLAIN: ours(model, "off"), HEAD: ours(model, depth)}
+        if asked.precision != "auto":
+            fastest = stack.enter_context(load("auto"))
+            if fastest.engine.info.dtype != model.engine.info.dtype:
+                arms[FASTEST] = ours(fastest, "off")
+        arms |= peers(weights, asked.threads, asked.without)
         prompts = [model.encode(p.content) for p in gather((), (), asked.prompts)]
         for arm in arms.values():
             arm(prompts[0], 8)
         rates = compare(arms, prompts, asked.tokens)
         info = model.engine.info
+        route = model.engine.route([1]).kind
     print(
-        f"\n{info.pack} on {info.device}, {asked.threads} threads, mtpx in {info.dtype}, {info.tier}"
+        f"\n{info.pack} on {info.device}, {asked.threads} threads, mtpx in {info.dtype}, {info.tier}, "
+        f"{route}"
     )
-    for peer in (TRANSFORMERS, LLAMA):
-        if peer in rates:
-            for name in ("mtpx plain", "mtpx with head"):
-                print(f"{name} / {peer}: {ratio(rates[name], rates[peer])}")
+    for below in (PLAIN, FASTEST, TRANSFORMERS, LLAMA):
+        for name in (PLAIN, HEAD):
+            if below in rates and name != below:
+                print(f"{name} / {below}: {ratio(rates[name], rates[below])}")
+
+
+def peers(weights: Path, threads: int, without: Sequence[str]) -> dict[str, Arm]:
+    """Those that are wanted and here; what is not here is said."""
+    found: dict[str, Arm] = {}
+    if "transformers" not in without:
+        found[TRANSFORMERS] = transformers(weights)
+    if "llama.cpp" in without:
+        return found
+    if importlib.util.find_spec("llama_cpp") is None:
+        print(
+            "llama.cpp is left out: llama-cpp-python is not installed (pip install "
+            "llama-cpp-python builds it, in about 6 minutes on 2 cores)"
+        )
+    elif weights.suffix != ".gguf":
+        print("llama.cpp is left out: it reads GGUF, and the pack's weights are none")
+    else:
+        found[LLAMA] = llama(weights, threads)
+    return found
 
 
 if __name__ == "__main__":
