@@ -37,8 +37,9 @@ types: setup
 layers: setup
 	$(BIN)/lint-imports
 
+# a worker a core, a file of tests at a time; each computes by itself, threads that share two cores wait for each other
 unit: setup
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 test-slow: setup
 	$(BIN)/pytest -m slow
