@@ -14,7 +14,7 @@ from mtpx.carry import Adopted
 from mtpx.sampling import Sampling
 from mtpx.session import Session
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 CONVERSATIONS, TURNS, TOKENS = 20, 6, 12
 TIE = 2e-3
