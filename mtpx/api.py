@@ -163,7 +163,8 @@ class Model:
             tokens = self.tokenizer.encode(content)
         elif self.template is None:
             raise PromptError(
-                f"{self.pack.name} has no chat template: give it text to continue (--raw)"
+                f"{self.pack.name} has no chat template: give it text to continue (run --raw; "
+                'lines {"prompt": ...} in a file for bench --prompt-file)'
             )
         else:
             names = {} if thinking is None else {"enable_thinking": thinking}
