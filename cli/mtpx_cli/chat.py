@@ -244,13 +244,15 @@ def _typed(load: Callable[[], Model], choices: Choices, look: Look, options: dic
     from mtpx.paths import state_dir
     from mtpx_cli.commands import COMMANDS
     from mtpx_cli.conversing import Chat
+    from mtpx_cli.live import silent_keys
     from mtpx_cli.typing_line import Typed
 
     reader = Typed(state_dir() / "chat-history.jsonl", COMMANDS, complain, styled=look.styled)
     loading = Loading(load, reader.interrupt)
     chat = Chat(loading.wait, reader, choices, look, **options)
     loading.start()
-    status = _converse(chat)
+    with silent_keys():  # between prompts too: an Enter typed ahead must not become a line break
+        status = _converse(chat)
     if not loading.over:
         # It cannot be stopped inside a library's import, and must not outlive the interpreter.
         sys.stdout.flush()
