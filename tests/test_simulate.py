@@ -396,5 +396,6 @@ def test_the_overhead_command_prints_a_line_a_depth(
         "adaptive policy, a head of four",
         "adaptive policy, a head of eight",
         "adaptive policy, with cuts",
+        "adaptive policy, with chains that stop",
     ]
     assert all("µs a round" in line for line in lines)
