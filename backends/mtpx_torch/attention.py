@@ -1,9 +1,10 @@
 """Grouped-query attention over static caches, for rows of several sequences or of one.
 
-What it computes for a row must not depend on the rows beside it where the tier says so. torch's CPU
-kernel keeps a row's bits from two rows of a sequence on, for one and the same number of keys
-(`mtpx_torch.invariance` proves it on the machine at hand). So in that tier a lone row is doubled, and
-keys are read to the next multiple of `REACH` past the row itself, not past those beside it.
+What it computes for a row must not depend on the rows beside it where the tier says so. So in that tier
+keys are read to the next multiple of `REACH` past the row itself, not past those beside it, and in half
+precision every row of a round is a sequence of its own to torch's kernel. In float32 the kernel's bits
+follow the thread that a sequence falls to, but not the number of rows of one sequence from two on: there
+a lone row is doubled. `mtpx_torch.invariance` tries on the machine at hand whether that keeps them.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ PIECE = 16
 
 assert REACH % PIECE == 0
 
+MOST_APART = 16
+"""Rows up to which they are computed each by itself in the row-invariant tier: those of a round. A prompt's
+are computed together, much faster."""
+
 LEAST_ROWS = 2
-"""Query rows of a sequence that torch's kernel is given in the row-invariant tier."""
+"""Query rows of a sequence that torch's kernel is given in that tier where they are computed together."""
 
 
 def reach(end: int) -> int:
@@ -34,8 +39,8 @@ def reach(end: int) -> int:
 @dataclass(slots=True)
 class Span:
     """Rows of one slot in a ragged forward: `count` rows from `offset` in the flat batch, written
-    to cache rows start..start+count-1 of `slot`; keys 0..seen-1 are read. `mask` (group·rows, seen)
-    is added to the scores, rows ≥ count of them (`mix`); `None` for a single row that sees all it reads."""
+    to cache rows start..start+count-1 of `slot`; keys 0..seen-1 are read. `mask` as `mix` wants it;
+    `None` for a single row that sees all it reads."""
 
     slot: int
     start: int
@@ -85,20 +90,34 @@ def causal_mask(positions: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype)
 def step_mask(
     positions: torch.Tensor, seen: int, group: int, dtype: torch.dtype, *, fixed: bool
 ) -> torch.Tensor:
-    """What `mix` is given for rows of one sequence: `causal_mask` for each of `group` query heads; where
-    `fixed`, of at least `LEAST_ROWS` rows."""
+    """What `mix` is given for rows of one sequence: `causal_mask` for each of `group` query heads,
+    (group·rows, seen). Where `fixed`, in half precision for each row of a round by itself, (rows, 1, 1,
+    seen), in float32 for at least `LEAST_ROWS` rows."""
     mask = causal_mask(positions, torch.arange(seen, device=positions.device), dtype)
-    doubled = fixed and positions.shape[0] < LEAST_ROWS
+    rows = positions.shape[0]
+    if fixed and rows <= MOST_APART and dtype != torch.float32:
+        return mask[:, None, None]
+    doubled = fixed and rows < LEAST_ROWS
     return mask.repeat(group * LEAST_ROWS if doubled else group, 1)
 
 
 def mix(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """q (rows, heads, d), keys and values (kv_heads, seen, d) → (rows, heads, d). A mask of more rows than
-    there are asks for a lone row to be computed several times over."""
+    """q (rows, heads, d), keys and values (kv_heads, seen, d) → (rows, heads, d). A mask of four
+    dimensions asks for every row to be computed by itself, one of more rows than there are for a lone row
+    to be computed several times over (`step_mask`)."""
     rows, heads, d = q.shape
     # The query heads of one KV head become rows of it: no copy of keys and values.
+    if mask is not None and mask.ndim == 4:
+        shape = (rows, *keys.shape)
+        out = F.scaled_dot_product_attention(
+            q.reshape(rows, keys.shape[0], -1, d),
+            keys.expand(shape),
+            values.expand(shape),
+            attn_mask=mask,
+        )
+        return out.reshape(rows, heads, d)
     stacked = q.transpose(0, 1).reshape(1, keys.shape[0], -1, d)
     own = stacked.shape[2]
     if mask is not None and mask.shape[0] > own:
