@@ -6,9 +6,10 @@ backend says it in the same sentence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
+from weakref import ref
 
 from mtpx.errors import BackendError, PromptError
 from mtpx.reuse import Reuse, Reused
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from mtpx.sampling import Sampling
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False, kw_only=True, weakref_slot=True)
 class HostSlot:
     """`filled` positions of the target's state are valid; `round` counts target forwards that drew
     tokens. `kept` is what was taken over when the slot was opened, `carried` the head's part of that,
@@ -70,6 +71,29 @@ class HostSlot:
             raise PromptError(
                 f"the context of {info.context_limit} tokens is full; nothing more fits"
             )
+
+
+S = TypeVar("S")
+
+
+class OpenSlots(Generic[S]):
+    """What an engine has open, oldest first. A slot that nobody holds any more takes no place: a Ctrl-C may
+    come between the engine's `open` and the name that its slot was to get."""
+
+    def __init__(self) -> None:
+        self._held: list[ref[S]] = []
+
+    def __iter__(self) -> Iterator[S]:
+        return iter([slot for held in self._held if (slot := held()) is not None])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def append(self, slot: S) -> None:
+        self._held = [held for held in self._held if held() is not None] + [ref(slot)]
+
+    def remove(self, slot: S) -> None:
+        self._held = [held for held in self._held if held() not in (None, slot)]
 
 
 def check_opening(

@@ -18,6 +18,7 @@ from torch_makers import make_pack
 
 from mtpx import packs
 from mtpx.backend import EngineOptions, Slot
+from mtpx.errors import BackendError
 from mtpx.sampling import Sampling
 from mtpx.testing.drive import opened, plain_steps
 
@@ -198,6 +199,14 @@ def test_taking_over_broken_off_anywhere_leaves_room_to_take_over_again(
             take_over()
         check(engine, kept[0], undisturbed, stop)
         kept.pop().close()
+
+
+def test_a_slot_that_nobody_holds_takes_no_place(engine: Any) -> None:
+    engine.open(LONG, REPEATS, 0, session=1)
+    slot = engine.open(LONG, REPEATS, 0, session=1)
+    with pytest.raises(BackendError, match="1 sequences are open"):
+        engine.open(LONG, REPEATS, 0, session=1)
+    slot.close()
 
 
 def check(engine: Any, slot: Slot, undisturbed: Undisturbed, stop: int) -> None:

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mtpx.backend import PAIR_QUEUE_LIMIT, Drafts, EngineInfo, Forward, GoOn, Outcome, Slot
 from mtpx.chain import Chain
 from mtpx.errors import BackendError
-from mtpx.host_slot import check_opening, no_drafts
+from mtpx.host_slot import OpenSlots, check_opening, no_drafts
 from mtpx.outcome import outcome
 from mtpx.round import Route
 from mtpx.sampling import USE_COMMIT, Sampling, uniforms
@@ -68,7 +68,7 @@ class MlxEngine:
         self.target, self.head, self.device = target, head, device
         self.width, self.pipeline, self.carry = width, pipeline, carry
         self.proposer = None if head is None else Proposer(head)
-        self._open: list[MlxSlot] = []
+        self._open: OpenSlots[MlxSlot] = OpenSlots()
         self._closed = False
 
     @property

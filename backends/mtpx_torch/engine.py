@@ -10,7 +10,7 @@ import torch
 from mtpx.backend import PAIR_QUEUE_LIMIT, Drafts, EngineInfo, Forward, GoOn, Outcome, Slot
 from mtpx.chain import among
 from mtpx.errors import BackendError
-from mtpx.host_slot import check_opening, no_drafts
+from mtpx.host_slot import OpenSlots, check_opening, no_drafts
 from mtpx.outcome import outcome
 from mtpx.round import Route
 from mtpx.sampling import USE_COMMIT, Sampling, uniforms
@@ -73,7 +73,7 @@ class TorchEngine:
         self.compiled = CompiledStep(trunk, info.context_limit, fixed=fixed)
         self.forwards = Forwards(trunk, self.cache, self.compiled, fixed=fixed)
         self._tickets = 0
-        self._open: list[TorchSlot] = []
+        self._open: OpenSlots[TorchSlot] = OpenSlots()
         self._closed = False
 
     @property
@@ -385,7 +385,7 @@ class TorchEngine:
         return mine
 
     def route(self, rows: Sequence[int]) -> Route:
-        return self.forwards.route(self._open, rows)
+        return self.forwards.route(list(self._open), rows)
 
     def warm(self, shapes: Sequence[Sequence[int]]) -> None:
         """Nothing: what is compiled was compiled when the engine was loaded."""
