@@ -111,16 +111,18 @@ class WindowLayer:
         over = cache.offset - positions
         if over <= 0:
             return
-        cache._idx -= over
-        cache.offset = positions
+        left = cache._idx - over
         # One row less than the window is left when a whole forward is taken back: the next single row
         # is written over the oldest, so there has to be one to overwrite.
-        short = max(0, min(positions, cache.max_size) - cache._idx)
-        cache.keys, cache.values = (
-            mx.pad(a[..., : cache._idx, :], [(0, 0), (0, 0), (short, 0), (0, 0)])
+        short = max(0, min(positions, cache.max_size) - left)
+        keys, values = (
+            mx.pad(a[..., :left, :], [(0, 0), (0, 0), (short, 0), (0, 0)])
             for a in (cache.keys, cache.values)
         )
-        cache._idx += short
+        # Nothing is called from here on, so that a Ctrl-C finds all of it or nothing.
+        cache.keys, cache.values = keys, values
+        cache._idx = left + short
+        cache.offset = positions
 
     def reach(self, positions: int) -> int:
         if positions >= self.cache.offset:
