@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typed_chat import PROMPT, Start, chats, leave
 
 pexpect = pytest.importorskip("pexpect")
 
-PROMPT = ">>>"
 PATIENCE_S = 60
-
-Start = Callable[..., Any]
 
 
 @pytest.fixture
 def start(tiny_pack: Path, tmp_path: Path) -> Iterator[Start]:
     """Starts a chat with the tiny pack, in folders of its own."""
-    running = []
-
-    def start(*options: str, **env: str) -> Any:
-        folders = {f"MTPX_{n}_DIR": str(tmp_path / n.lower()) for n in ("CACHE", "STATE", "CONFIG")}
-        child = pexpect.spawn(
-            sys.executable,
-            ["-m", "mtpx_cli", "chat", str(tiny_pack), "--temperature", "0", *options],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"} | folders | env,
-            encoding="utf-8",
-            timeout=PATIENCE_S,
-            dimensions=(24, 80),
-        )
-        child.delaybeforesend = None
-        running.append(child)
-        child.expect_exact(PROMPT)
-        return child
-
-    yield start
-    for child in running:
-        child.close(force=True)
+    options = ["--temperature", "0"]
+    with chats(tiny_pack, tmp_path, options, patience_s=PATIENCE_S, columns=80) as start:
+        yield start
 
 
 def ask(child: Any, text: str) -> str:
@@ -52,14 +31,6 @@ def ask(child: Any, text: str) -> str:
     shown: str = child.before
     child.expect_exact(PROMPT)
     return shown
-
-
-def leave(child: Any) -> int:
-    child.send("\x04")
-    child.expect(pexpect.EOF)
-    child.close()
-    status: int = child.exitstatus
-    return status
 
 
 def saved(child: Any, file: Path) -> list[str]:

@@ -4,14 +4,13 @@ asked again, edited, interrupted, killed. Whatever happened before, an answer is
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typed_chat import PROMPT, Start, chats, leave
 
 import mtpx
 
@@ -24,9 +23,6 @@ TEMPLATE = (
 )
 TABLE = "k3 v7 ; k1 v0 ; k6 v12 ;"
 PATIENCE_S = 180
-PROMPT = ">>>"
-
-Start = Callable[..., Any]
 
 
 @pytest.fixture
@@ -41,28 +37,10 @@ def pack(tmp_path: Path) -> Path:
 @pytest.fixture
 def start(pack: Path, tmp_path: Path) -> Iterator[Start]:
     """Starts the chat named `trip`, in folders of its own."""
-    running = []
-
-    def start(**env: str) -> Any:
-        folders = {f"MTPX_{n}_DIR": str(tmp_path / n.lower()) for n in ("CACHE", "STATE", "CONFIG")}
-        options = ["--backend", "mlx", "--device", "cpu", "--temperature", "0", "--depth", "2"]
-        options += ["--session", "trip", "--snapshot-min-tokens", "0", "--max-tokens", "24"]
-        child = pexpect.spawn(
-            sys.executable,
-            ["-m", "mtpx_cli", "chat", str(pack), *options],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"} | folders | env,
-            encoding="utf-8",
-            timeout=PATIENCE_S,
-            dimensions=(24, 100),
-        )
-        child.delaybeforesend = None
-        running.append(child)
-        child.expect_exact(PROMPT)
-        return child
-
-    yield start
-    for child in running:
-        child.close(force=True)
+    options = ["--backend", "mlx", "--device", "cpu", "--temperature", "0", "--depth", "2"]
+    options += ["--session", "trip", "--snapshot-min-tokens", "0", "--max-tokens", "24"]
+    with chats(pack, tmp_path, options, patience_s=PATIENCE_S, columns=100) as start:
+        yield start
 
 
 def ask(child: Any, text: str) -> int:
@@ -72,13 +50,6 @@ def ask(child: Any, text: str) -> int:
     reused = int(child.match.group(1) or 0)
     child.expect_exact(PROMPT)
     return reused
-
-
-def leave(child: Any) -> None:
-    child.send("\x04")
-    child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == 0
 
 
 def messages(tmp_path: Path) -> list[dict[str, str]]:
@@ -93,7 +64,7 @@ def test_a_conversation_goes_on_right_whatever_happened(
     child = start()
     assert ask(child, TABLE) == 0
     assert ask(child, "? k3") > 0
-    leave(child)
+    assert leave(child) == 0
 
     child = start()
     assert ask(child, "? k6") > 0, "after a restart"
@@ -117,7 +88,7 @@ def test_a_conversation_goes_on_right_whatever_happened(
     child.expect(pexpect.EOF)
     child = start()
     assert ask(child, "? k3") > 0, "after kill -9"
-    leave(child)
+    assert leave(child) == 0
 
     told = messages(tmp_path)
     assert [m["role"] for m in told] == ["user", "assistant"] * 6
