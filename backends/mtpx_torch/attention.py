@@ -66,9 +66,9 @@ def make_spans(
     for slot, start, count in pieces:
         at, end = start, start + count
         while at < end:
-            # Rows on both sides of a multiple of REACH read different numbers of keys.
-            upto = min(end, reach(at + 1)) if fixed else end
+            # Where `fixed`, rows on both sides of a multiple of REACH read different numbers of keys.
             seen = reach(at + 1) if fixed else end
+            upto = min(end, seen)
             mask = None
             if fixed or count > 1:
                 last = torch.arange(at, upto, device=like.device)

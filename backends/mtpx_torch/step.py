@@ -33,7 +33,7 @@ def attention(
     mask = (
         causal_mask(spots, reached.reshape(-1), dtype).view(-1, *reached.shape)
         if ordered
-        else step_mask(spots, seen, group, dtype, fixed=fixed)
+        else step_mask(spots, seen, group, dtype, fixed=False)
     )
     return lambda keys, values: StepAttention(keys, values, spots, seen, mask, ordered)
 
