@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-
-PROMPT_TOKENS = 50
-"""Of a prompt of the suites in the embedded model's chat template, on average."""
 
 LEARNING = 8
 """Prompts a learning policy is shown before a bench's first block."""
 
 WARMUPS = 2
 """Runs of every arm before its first timed one."""
+
+WARMUP_TOKENS = 48
+"""Of the prompts of both."""
+
+SHORT_FILE = Path(__file__).parent / "short_prompts.jsonl"
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,9 @@ class Pace:
             f"{self.drafted * 1e3:.1f} ms with 2 drafts a round, {self.start:.1f} s to start"
         )
 
-    def runs(self, count: int, tokens: int, decoding: float) -> float:
-        """Seconds of `count` answers of `tokens` tokens at `decoding` seconds a token."""
-        return count * (PROMPT_TOKENS * self.prompt + tokens * decoding)
+    def runs(self, count: int, prompt: int, tokens: int, decoding: float) -> float:
+        """Seconds of `count` answers of `tokens` tokens, at `decoding` seconds each, to a prompt."""
+        return count * (prompt * self.prompt + tokens * decoding)
 
 
 def pace_of(
@@ -76,32 +79,54 @@ def choose(works: Sequence[Work], pace: Pace | None, room: float) -> Work:
     return next((work for work in works if work.seconds(pace) <= room), works[-1])
 
 
-def null_control(prompts: int, repeats: int, tokens: int) -> Work:
+@dataclass(frozen=True)
+class Prompts:
+    """What a bench asks: in words, the arguments, how many prompts and of how many tokens on average."""
+
+    words: str
+    arguments: list[str]
+    count: int
+    tokens: int
+
+
+SUITES = Prompts("12 prompts", [], 12, 50)
+SHORT = Prompts("6 short prompts", ["--prompt-file", str(SHORT_FILE)], 6, 8)
+"""The least a verdict can rest on. Where a prompt's token takes as long as one that is decoded, half an
+hour goes into reading the suites' prompts."""
+
+
+def null_control(prompts: Prompts, repeats: int, tokens: int) -> Work:
     """Plain against plain: blocks of four runs, all of them plain."""
     return Work(
-        f"{prompts} prompts × {repeats} blocks × {tokens} tokens",
-        _asked(prompts, tokens, "--repeats", str(repeats)),
+        f"{prompts.words} × {repeats} blocks × {tokens} tokens",
+        [*prompts.arguments, "--max-tokens", str(tokens), "--repeats", str(repeats)],
         lambda pace: (
-            pace.start + pace.runs(prompts * repeats * 4 + 2 * WARMUPS, tokens, pace.plain)
+            pace.start
+            + pace.runs(2 * WARMUPS, WARMUP_TOKENS, tokens, pace.plain)
+            + pace.runs(4 * prompts.count * repeats, prompts.tokens, tokens, pace.plain)
         ),
     )
 
 
-def bench(prompts: int, tokens: int, depths: str) -> Work:
+def bench(prompts: Prompts, tokens: int, depths: str) -> Work:
     """Every depth in blocks of two plain runs and two of its own; `auto` learns first."""
 
     def seconds(pace: Pace) -> float:
         arms = depths.split(",")
         costly = max(pace.plain, pace.drafted)
-        drafted = (prompts * 2 + WARMUPS) * len(arms) + LEARNING * ("auto" in arms)
-        plain = prompts * 2 * len(arms) + WARMUPS
+        untimed = WARMUPS * len(arms) + LEARNING * ("auto" in arms)
+        pairs = 2 * prompts.count * len(arms)
         return (
-            pace.start + pace.runs(drafted, tokens, costly) + pace.runs(plain, tokens, pace.plain)
+            pace.start
+            + pace.runs(WARMUPS, WARMUP_TOKENS, tokens, pace.plain)
+            + pace.runs(untimed, WARMUP_TOKENS, tokens, costly)
+            + pace.runs(pairs, prompts.tokens, tokens, pace.plain + costly)
+            + pace.runs(pairs, prompts.tokens, 0, 0.0)
         )
 
     return Work(
-        f"{prompts} prompts × {tokens} tokens, depths {depths}",
-        _asked(prompts, tokens, "--depths", depths),
+        f"{prompts.words} × {tokens} tokens, depths {depths}",
+        [*prompts.arguments, "--max-tokens", str(tokens), "--depths", depths],
         seconds,
     )
 
@@ -115,26 +140,23 @@ def speed(blocks: int, tokens: int) -> Work:
     )
 
 
-def _asked(prompts: int, tokens: int, *more: str) -> list[str]:
-    return ["--prompts", str(prompts), "--max-tokens", str(tokens), *more]
-
-
 NULL_CONTROLS = [
-    null_control(12, 3, 64),
-    null_control(12, 2, 32),
-    null_control(12, 1, 32),
-    null_control(12, 1, 16),
-    null_control(6, 1, 16),
+    null_control(SUITES, 3, 64),
+    null_control(SUITES, 2, 32),
+    null_control(SUITES, 1, 32),
+    null_control(SHORT, 2, 32),
+    null_control(SHORT, 1, 32),
+    null_control(SHORT, 1, 16),
 ]
 
 BENCHES = [
-    bench(12, 64, "1,2,auto"),
-    bench(12, 32, "1,2,auto"),
-    bench(6, 32, "1,2,auto"),
-    bench(6, 16, "1,2,auto"),
-    bench(6, 16, "1,auto"),
-    bench(6, 16, "1"),
+    bench(SUITES, 64, "1,2,auto"),
+    bench(SUITES, 32, "1,2,auto"),
+    bench(SHORT, 32, "1,2,auto"),
+    bench(SHORT, 16, "1,2,auto"),
+    bench(SHORT, 16, "1,auto"),
+    bench(SHORT, 16, "1"),
 ]
-"""6 prompts are the least a verdict can rest on, 16 tokens the least that has a rate."""
+"""16 tokens are the least that has a rate."""
 
 SPEEDS = [speed(8, 32), speed(4, 32), speed(4, 16), speed(2, 16)]
