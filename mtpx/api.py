@@ -63,6 +63,8 @@ def load(
     precision: str = "auto",
     tier: str = "auto",
     max_width: int = 1,
+    compile: str = "auto",
+    on_compile: Callable[[int, int, str], None] | None = None,
     extra: Mapping[str, str] | None = None,
     progress: Progress | None = None,
     offline: bool = False,
@@ -74,10 +76,13 @@ def load(
     `device`: "auto", "cpu", "cuda", "cuda:1", ...; `threads`: host threads; `context`: tokens to make
     room for; `precision`: "auto" (the fastest the pack declares good), "float32", "bfloat16", "int8" or
     "int4"; `tier`: "standard", "row-invariant" (the same bits however many rows run together), or "auto"
-    for the second where it costs next to nothing; `extra`: settings of the backend; `progress(done, total)` in
-    bytes, while weights are fetched or checked; `offline` refuses to fetch; `policy` is the one that
-    answers are given with unless they name another (see `Model.stream`); `warn` takes a sentence about
-    what is done without (what a policy learned before and cannot use, a folder that cannot be written).
+    for the second where it costs next to nothing; `compile`: "auto" (the compiled step that is kept from
+    before, if one is), "now" (made if none is: minutes, once; `on_compile(done, total, what)` hears of
+    it), "background" (made by another process with what time is left, and used from the first answer after
+    that), or "off"; `extra`: settings of the backend; `progress(done, total)` in bytes, while weights are
+    fetched or checked; `offline` refuses to fetch; `policy` is the one that answers are given with unless
+    they name another (see `Model.stream`); `warn` takes a sentence about what is done without (what a
+    policy learned before and cannot use, a folder that cannot be written).
     Raises `PackError` and `BackendError`, before anything is fetched where it can, and `PolicyError` for
     a policy that is none.
     """
@@ -99,6 +104,8 @@ def load(
         precision=precision,
         tier=tier,
         max_width=max_width,
+        compile=compile,
+        on_compile=on_compile,
         extra=dict(extra or {}),
     )
     template = _template(tokenizer)
@@ -177,7 +184,9 @@ class Model:
         """The text of these tokens, special ones left out."""
         return self.tokenizer.decode(tokens)
 
-    def generate(self, prompt: str | Sequence[Message], **options: Any) -> Generation:
+    def generate(
+        self, prompt: str | Sequence[Message] | Sequence[int], **options: Any
+    ) -> Generation:
         """The whole answer. Takes what `stream` takes."""
         stream = self.stream(prompt, **options)
         for _ in stream:

@@ -35,6 +35,10 @@ GoOn = Callable[[FloatArray], Sequence[bool]]
 """Confidences of the drafts made so far, (n, j), NaN where a slot has no such draft → whether each slot
 makes another."""
 
+COMPILE = ("auto", "now", "background", "off")
+"""What can be asked of a backend that compiles: what is kept from before, that or made at once, that or
+made beside the decoding, nothing."""
+
 PAIR_QUEUE_LIMIT = 256
 """Head pairs a parked slot may queue before they are flushed into the head's KV."""
 
@@ -64,7 +68,9 @@ class EngineOptions:
     `precision`: "auto" or one of `mtpx.precision.PRECISIONS`; `tier`: "standard", "row-invariant", or
     "auto" for the second where it costs next to nothing; `pipeline`: launch the next plain step before this token
     is read (`None`: where the device runs beside the host); `carry`: adopt the head's rows of a session's
-    turn before (`mtpx.carry`; never armed with `max_width` above 1); `extra`: backend-specific settings.
+    turn before (`mtpx.carry`; never armed with `max_width` above 1); `compile`: one of `COMPILE`, looked at by
+    backends that compile ahead; `on_compile(done, total, what)` hears how far that is; `extra`: backend-specific
+    settings.
     """
 
     device: str = "auto"
@@ -75,6 +81,8 @@ class EngineOptions:
     tier: str = "auto"
     pipeline: bool | None = None
     carry: bool = True
+    compile: str = "auto"
+    on_compile: Callable[[int, int, str], None] | None = None
     extra: dict[str, str] = field(default_factory=dict)
 
 

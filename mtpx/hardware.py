@@ -29,3 +29,15 @@ def cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine() or "unknown processor"
+
+
+def cpu_flags() -> str:
+    """What the processor can do, where the system says so: code for it may not run where this differs."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("flags", "Features"):
+                return value.strip()
+    except OSError:
+        pass
+    return ""

@@ -49,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context: Annotated[int, msgspec.Meta(ge=2)] | None = None
     precision: Literal["auto", Precision] | None = None
     tier: Literal["auto", Tier] | None = None
+    compile: Literal["auto", "now", "background", "off"] | None = None
     depth: Annotated[int, msgspec.Meta(ge=0)] | Literal["off", "auto"] | None = None
     policy: str | None = None
     objective: Literal["speed", "balanced", "energy"] | None = None
@@ -90,6 +91,7 @@ DEFAULTS: dict[str, str] = {
     "context": "the backend's choice",
     "precision": "auto",
     "tier": "auto",
+    "compile": "auto; in a chat background",
     "depth": "auto",
     "policy": "adaptive",
     "objective": "speed",
@@ -113,7 +115,7 @@ VARIABLES = {"cost_feedback": "MTPX_ADAPTIVE_VERIFY_COST_FEEDBACK"}
 
 CHOOSING = ("depth", "policy", "objective", "slack", "cost_feedback")
 
-COMMON = ("pack", "backend", "device", "threads", "context", "precision", "tier")
+COMMON = ("pack", "backend", "device", "threads", "context", "precision", "tier", "compile")
 """What every command that loads a model takes. `mtpx bench` takes no more but where costs come from: what
 a verdict compares, and how it samples, stands on its command line."""
 

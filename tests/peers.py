@@ -152,8 +152,8 @@ def main() -> None:
     depth = int(asked.depth) if asked.depth.isdecimal() else asked.depth
 
     def load(precision: str) -> Model:
-        made = {"compile": "now"} if asked.compile else {}
-        return mtpx.load(asked.pack, threads=asked.threads, precision=precision, extra=made)
+        how = "now" if asked.compile else "off"
+        return mtpx.load(asked.pack, threads=asked.threads, precision=precision, compile=how)
 
     with ExitStack() as stack:
         model = stack.enter_context(load(asked.precision))

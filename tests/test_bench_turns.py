@@ -31,8 +31,8 @@ def bench(mtpx: Command, tiny_pack: Path, questions: Path) -> Any:
             "--max-tokens",
             "8",
             "--quiet",
-            "--set",
-            "compile=off",
+            "--compile",
+            "off",
         )
         return mtpx("bench", str(tiny_pack), *always, *options)
 

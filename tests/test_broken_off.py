@@ -36,7 +36,7 @@ def torch_engine(folder: Path) -> Any:
     from mtpx_torch import TorchBackend
     from mtpx_torch.inspect import InspectableEngine
 
-    options = EngineOptions(device="cpu", context=256, pipeline=True, extra={"compile": "off"})
+    options = EngineOptions(device="cpu", context=256, pipeline=True, compile="off")
     return InspectableEngine.of(TorchBackend().load(make_pack(folder), options))
 
 

@@ -17,7 +17,7 @@ from mtpx_torch import TorchBackend
 
 @pytest.fixture(scope="module")
 def copier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copier]:
-    options = EngineOptions(device="cpu", threads=1, context=1024, extra={"compile": "off"})
+    options = EngineOptions(device="cpu", threads=1, context=1024, compile="off")
     engine = TorchBackend().load(make_copier(tmp_path_factory.mktemp("copier")), options)
     yield Copier(engine)
     engine.close()

@@ -76,6 +76,7 @@ def test_every_example_is_a_command_with_options_it_has(line: str, own_folders: 
 
 
 NOT_RUN = {
+    "warm": "compiles for minutes; tests/test_compiled_ahead.py compiles something small",
     "": "shows what the commands below do",
     "chat": "talks until the answers end; tests/test_chat_lines.py talks with a shorter breath",
     "bench": "two minutes of a real model; tests/test_bench_cli.py runs it on a simulated one",

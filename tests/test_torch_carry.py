@@ -34,7 +34,7 @@ def load(pack: Pack) -> Iterator[Load]:
     loaded = []
 
     def load(**options: Any) -> TorchEngine:
-        asked = EngineOptions(threads=1, context=512, extra={"compile": "off"}, **options)
+        asked = EngineOptions(threads=1, context=512, compile="off", **options)
         loaded.append(TorchBackend().load(pack, asked))
         return loaded[-1]
 

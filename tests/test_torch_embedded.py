@@ -73,7 +73,7 @@ def subject(
             context=1024,
             precision=precision,
             tier=tier,
-            extra={"compile": "off"},
+            compile="off",
         )
         return InspectableEngine.of(TorchBackend().load(pack, asked))
 

@@ -47,8 +47,8 @@ def load(pack: Pack, **options: Any) -> Any:
         ({"context": 100000}, "outside what tiny-llama can do"),
         ({"extra": {"product": "fast"}}, "auto, packed or rows"),
         ({"extra": {"speed": "max"}}, "no option 'speed'"),
-        ({"extra": {"compile": "maybe"}}, "compile must be now or off"),
-        ({"extra": {"compile": "now"}, "max_width": 2}, "one sequence at a time"),
+        ({"compile": "maybe"}, "compile is auto, now, background, off, not 'maybe'"),
+        ({"compile": "now", "max_width": 2}, "one sequence at a time"),
     ],
 )
 def test_an_option_it_cannot_honour(pack: Pack, options: dict[str, Any], sentence: str) -> None:

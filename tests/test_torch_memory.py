@@ -40,7 +40,7 @@ open_checkpoint(pack.weights).close()  # the vocabulary's strings are not weight
 torch.nn.functional.linear(torch.randn(8, 8), torch.randn(8, 8))
 before = anonymous()
 threading.Thread(target=watch, daemon=True).start()
-engine = TorchBackend().load(pack, EngineOptions(precision=PRECISION, extra={"compile": "off"}))
+engine = TorchBackend().load(pack, EngineOptions(precision=PRECISION, compile="off"))
 slot = engine.open(list(range(100, 400)), Sampling(), 0)
 while not engine.prefill(slot, 256):
     pass

@@ -15,7 +15,7 @@ from mtpx.packs import Pack
 from mtpx.precision import TIERS
 from mtpx_torch import TorchBackend, tier
 from mtpx_torch.attention import REACH, SpanAttention, make_spans
-from mtpx_torch.compiled import CompiledStep
+from mtpx_torch.compiling import Compiling
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def priced(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, floa
     return found
 
 
-def chosen(pack: Pack, asked: str = "auto", **extra: str) -> str:
-    options = EngineOptions(precision="int4", tier=asked, threads=1, context=64, extra=extra)
+def chosen(pack: Pack, asked: str = "auto", compile: str = "off") -> str:
+    options = EngineOptions(precision="int4", tier=asked, threads=1, context=64, compile=compile)
     engine = TorchBackend().load(pack, options)
     try:
         return engine.info.tier
@@ -70,7 +70,7 @@ def test_a_tier_that_is_asked_for_is_not_measured(pack: Pack, priced: dict[str, 
 def test_a_compiled_plain_step_costs_the_same_in_either_tier(
     pack: Pack, priced: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CompiledStep, "make", lambda self: None)
+    monkeypatch.setattr(Compiling, "begin", lambda self, lacks: None)
     priced["row-invariant"] = 20.0
     assert chosen(pack, compile="now") == "row-invariant"
 

@@ -26,9 +26,7 @@ def test_warm_text_is_cold_text_in_every_turn() -> None:
     texts = [c if isinstance(c, str) else c[-1]["content"] for c in questions]
     asked = iter(texts * (1 + CONVERSATIONS * TURNS // len(texts)))
     ties = turns = 0
-    with mtpx.load(
-        packs.EMBEDDED, context=2048, precision="float32", extra={"compile": "off"}
-    ) as model:
+    with mtpx.load(packs.EMBEDDED, context=2048, precision="float32", compile="off") as model:
         for _ in range(CONVERSATIONS):
             session = Session(model)
             for turn, question in enumerate(islice(asked, TURNS)):

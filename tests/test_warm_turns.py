@@ -20,7 +20,7 @@ from mtpx.testing.drive import compare_texts, drafted_steps, opened, plain_steps
 
 CONVERSATIONS, TURNS = 20, 6
 OPTIONS = EngineOptions(device="cpu", context=512)
-EAGER = EngineOptions(device="cpu", context=512, extra={"compile": "off"})
+EAGER = EngineOptions(device="cpu", context=512, compile="off")
 VOCABULARY = 48
 
 Kind = Callable[[Path], Engine]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from typing import TYPE_CHECKING
 
-from mtpx.backend import EngineInfo, EngineOptions, Probe
+from mtpx.backend import COMPILE, EngineInfo, EngineOptions, Probe
 from mtpx.carry import carry_armed, carry_state
 from mtpx.errors import BackendError, PackError
 from mtpx.heads import require_wired, runs_on
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from mtpx.packs import Pack
     from mtpx_torch.engine import TorchEngine
     from mtpx_torch.head import Head
+    from mtpx_torch.kept import MadeFor
     from mtpx_torch.recipe import Recipe
     from mtpx_torch.trunk import Trunk
 
@@ -54,7 +56,9 @@ class TorchBackend:
         import torch
 
         from mtpx.checkpoint import open_checkpoint
+        from mtpx_torch.compiling import Compiling
         from mtpx_torch.engine import TorchEngine
+        from mtpx_torch.kept import MadeFor
         from mtpx_torch.tier import tier_of
         from mtpx_torch.trunk import load_trunk
 
@@ -67,7 +71,9 @@ class TorchBackend:
             recipe = _recipe(pack, checkpoint, device, options)
             try:
                 trunk = load_trunk(checkpoint, recipe, context=context, device=device)
-                compiling = options.extra.get("compile") == "now"
+                made_for = partial(MadeFor.here, pack, recipe, context=context)
+                fixed = made_for(tier="row-invariant", bucket=trunk.bucket)
+                compiling = options.compile == "now" or _kept(fixed, options)
                 tier = tier_of(options.tier, trunk, pack, compiling=compiling)
                 head = _head(pack, checkpoint, trunk, recipe)
                 info = _info(pack, checkpoint, trunk, head, recipe, tier, context)
@@ -82,8 +88,11 @@ class TorchBackend:
                     pipeline=device.type == "cuda" if pipeline is None else pipeline,
                     carry=carry_armed(options.carry, options.max_width > 1),
                 )
-                if compiling:
-                    info.details["compile"] = engine.compile()
+                if options.max_width == 1:
+                    here = made_for(tier=tier, bucket=trunk.bucket)
+                    engine.compiling = Compiling(engine, pack, options, here)
+                    engine.compiling.begin(lacking(device.type))
+                    info.details["compile"] = engine.compiling.state
                 return engine
             except (torch.OutOfMemoryError, MemoryError) as error:
                 raise BackendError(
@@ -105,16 +114,20 @@ def _check_options(options: EngineOptions) -> None:
     if options.threads is not None and not 1 <= options.threads <= 1024:
         raise BackendError(f"threads must be from 1 to 1024, got {options.threads}")
     choose_tier(options.tier, free=False)
-    unknown = options.extra.keys() - {"product", "compile"}
+    unknown = options.extra.keys() - {"product"}
     if unknown:
         raise BackendError(
-            f"the torch backend knows no option {sorted(unknown)[0]!r}; it has: compile, product"
+            f"the torch backend knows no option {sorted(unknown)[0]!r}; it has: product"
         )
-    asked = options.extra.get("compile", "off")
-    if asked not in ("now", "off"):
-        raise BackendError(f"compile must be now or off, got {asked!r}")
-    if asked == "now" and options.max_width > 1:
-        raise BackendError("compile=now serves one sequence at a time; leave it away")
+    if options.compile not in COMPILE:
+        raise BackendError(f"compile is {', '.join(COMPILE)}, not {options.compile!r}")
+    if options.compile == "now" and options.max_width > 1:
+        raise BackendError("what is compiled serves one sequence at a time; leave compile=now away")
+
+
+def _kept(made_for: MadeFor, options: EngineOptions) -> bool:
+    """Whether graphs are there and wanted."""
+    return options.compile != "off" and options.max_width == 1 and made_for.folder.is_dir()
 
 
 def _device(asked: str) -> torch.device:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,11 +9,13 @@ import torch.nn.functional as F
 
 from mtpx_torch.attention import PIECE, REACH, reach
 from mtpx_torch.cache import KVCache
-from mtpx_torch.graphs import Graphs, compiled, leave_open, near
+from mtpx_torch.graphs import Graphs, Job
+from mtpx_torch.head import Scored
+from mtpx_torch.places import Places
 from mtpx_torch.step import attention
 
 if TYPE_CHECKING:
-    from mtpx_torch.head import Head, Scored
+    from mtpx_torch.head import Head
 
 
 def head_step(
@@ -44,18 +45,12 @@ class CompiledHead:
         self._graphs: Graphs[Scored] = Graphs(self._bucket)
         self._places = torch.arange(reach(context) + REACH, device=head.trunk.device)
 
-    @property
-    def why(self) -> str:
-        """Why it is not compiled; "" if it is."""
-        return self._graphs.why
-
     def serves(self, rows: int) -> bool:
         return self._graphs.of(rows) is not None
 
-    @torch.inference_mode()
-    def make(self) -> None:
-        """Compile now, unless that was done. A failure is no error: `why` says it."""
-        self._graphs.make(self._compiled)
+    def jobs(self) -> list[Job[Scored]]:
+        """The graphs that it takes."""
+        return [self._job(rows) for rows in self._graphs.sizes]
 
     def run(
         self,
@@ -69,7 +64,7 @@ class CompiledHead:
         """ids (rows,) and hidden (rows, H) from `position` on, written to cache rows from `spot` on."""
         graph = self._graphs.of(ids.shape[0])
         assert graph is not None
-        return graph(self.head, *self._inputs(ids, hidden, position, spot), keys, values)
+        return graph(*self._inputs(ids, hidden, position, spot), keys, values)
 
     def _inputs(
         self, ids: torch.Tensor, hidden: torch.Tensor, position: int, spot: int
@@ -88,19 +83,25 @@ class CompiledHead:
             self._places[count - 1 : count],
         )
 
-    def _compiled(self, rows: int) -> Callable[..., Scored]:
-        trunk = self.head.trunk
-        config = trunk.config
-        graph = compiled(head_step, trunk.device)
+    def _job(self, rows: int) -> Job[Scored]:
+        head, trunk, config = self.head, self.head.trunk, self.head.trunk.config
+
+        def function(*inputs: torch.Tensor) -> Scored:
+            return head_step(head, *inputs)
+
         cache = KVCache(
             1, 1, config.kv_heads, self._context, config.head_dim, trunk.dtype, trunk.device
         )
-        keys, values = cache.of(0)
+        (keys,), (values,) = cache.of(0)
         ids = torch.arange(1, rows + 1, device=trunk.device) % config.vocab
-        hidden = self.head.embedding[ids.flip(0)]
-        inputs = self._inputs(ids, hidden, 1, 0)
-        leave_open(inputs[:4], inputs[4], room=self._places.shape[0])
-        runs: tuple[Callable[..., Scored], ...] = (graph, head_step)
-        got, want = (run(self.head, *inputs, keys[0], values[0]) for run in runs)
-        near(got.logits, want.logits)
-        return graph
+        inputs = self._inputs(ids, head.embedding[ids.flip(0)], 1, 0)
+        return Job(
+            name="head-1" if rows == 1 else "head-n",
+            function=function,
+            result=Scored,
+            inputs=(*(x.clone() for x in inputs), keys, values),
+            by_row=4,
+            room=self._places.shape[0],
+            weights=Places(head, trunk.rotary, without=("trunk", "embedding")),
+            graphs=self._graphs,
+        )

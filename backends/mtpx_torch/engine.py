@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -27,6 +27,8 @@ from mtpx_torch.timer import Stopwatch
 
 if TYPE_CHECKING:
     from mtpx.frozen import Frozen
+    from mtpx_torch.compiling import Compiling
+    from mtpx_torch.graphs import Job
     from mtpx_torch.head import Head
     from mtpx_torch.trunk import Trunk
 
@@ -75,6 +77,7 @@ class TorchEngine:
         self._tickets = 0
         self._open: OpenSlots[TorchSlot] = OpenSlots()
         self._closed = False
+        self.compiling: Compiling | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -84,14 +87,10 @@ class TorchEngine:
     def device(self) -> torch.device:
         return self.trunk.device
 
-    def compile(self) -> str:
-        """Make the compiled route, before anything is decoded. → "now", or what could not be had."""
-        self.compiled.make()
-        if self.compiled.why or self.proposer is None:
-            return self.compiled.why or "now"
-        self.proposer.compiled.make()
-        why = self.proposer.compiled.why
-        return f"now, but for the head: {why}" if why else "now"
+    def jobs(self) -> list[Job[Any]]:
+        """The graphs that its compiled route takes."""
+        head = [] if self.proposer is None else self.proposer.compiled.jobs()
+        return [*self.compiled.jobs(), *head]
 
     # Slots
 
@@ -109,6 +108,9 @@ class TorchEngine:
         reuse: object | None = None,
     ) -> TorchSlot:
         tokens = [int(t) for t in tokens]
+        if self.compiling is not None and not self._open:
+            self.compiling.look()
+            self._info.details["compile"] = self.compiling.state
         check_opening(
             tokens, self._info, opened=len(self._open), width=self.width, closed=self._closed
         )
@@ -172,6 +174,9 @@ class TorchEngine:
     def close(self) -> None:
         for slot in list(self._open):
             slot.close()
+        if self.compiling is not None:
+            self.compiling.stop()
+            self.compiling = None
         if not self._closed:
             self._closed = True
             del self.trunk, self.head, self.cache, self.proposer, self.forwards, self.compiled
@@ -388,4 +393,4 @@ class TorchEngine:
         return self.forwards.route(list(self._open), rows)
 
     def warm(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Nothing: what is compiled was compiled when the engine was loaded."""
+        """Nothing: what is compiled was when the engine was loaded, or comes when a slot is opened."""

@@ -1,21 +1,24 @@
-"""Graphs of a step, as `torch.compile` makes them: two serve every number of rows.
+"""Graphs of a step: two serve every number of rows.
 
 One is for a single row, the other from two rows on; the number of rows and the reach of the attention are
-left open in it. A graph is compared with the eager step before anybody uses it (`near`).
+left open in it. A graph is compared with the eager step before anybody uses it (`Job.checked`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import FunctionType
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
 from mtpx_torch.attention import PIECE, REACH
 from mtpx_torch.cache import SLACK
+from mtpx_torch.places import Places
 
 T = TypeVar("T")
+
+Input = torch.Tensor | list[torch.Tensor]
 
 MOST_ROWS = SLACK
 """Rows of a compiled step: padding rows have that much room past the context."""
@@ -25,24 +28,19 @@ NEAR = 0.05
 
 
 class Graphs(Generic[T]):
-    """A step's graphs, over `bucket` rows at least; `why` there are none, "" if there are."""
+    """A step's graphs, over `bucket` rows at least; none to begin with."""
 
     def __init__(self, bucket: int) -> None:
         self._bucket = bucket
         self._made: dict[bool, Callable[..., T]] = {}
-        self.why = "nobody asked for it (--set compile=now)"
 
-    def make(self, one: Callable[[int], Callable[..., T]]) -> None:
-        """`one` compiles the graph for a number of rows. A failure is no error: `why` says it."""
-        if self._made:
-            return
-        sizes = sorted({self._bucket, max(2, self._bucket)})
-        try:
-            self._made = {rows == 1: one(rows) for rows in sizes}
-        except Exception as error:
-            self.why = _reason(error)
-        else:
-            self.why = ""
+    @property
+    def sizes(self) -> list[int]:
+        """Rows to make a graph for: of the second, the fewest."""
+        return sorted({self._bucket, max(2, self._bucket)})
+
+    def put(self, rows: int, graph: Callable[..., T]) -> None:
+        self._made[rows == 1] = graph
 
     def of(self, rows: int) -> Callable[..., T] | None:
         """What runs so many rows, once they are padded; `None` where nothing does."""
@@ -50,60 +48,55 @@ class Graphs(Generic[T]):
         return self._made.get(padded == 1) if padded <= MOST_ROWS else None
 
 
-def compiled(function: Callable[..., T], device: torch.device) -> Callable[..., T]:
-    """`function` compiled when it is first called. Everything it depends on but the tensors it is given
-    must be fixed for good: it is not looked at again."""
-    assert isinstance(function, FunctionType)
-    # torch keeps graphs by code object and, without guards, would take any that is there.
-    own = FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    own.__kwdefaults__ = function.__kwdefaults__
-    graph: Callable[..., T] = torch.compile(own, fullgraph=True, options=_options(device))
-    return graph
+@dataclass(frozen=True)
+class Job(Generic[T]):
+    """A graph to make of `function`, a NamedTuple `result` of `inputs` and of the tensors at `weights`.
+
+    The first `by_row` of `inputs` have an entry a row, of which a graph over more than one takes any number
+    up to `MOST_ROWS`; the next, (pieces, PIECE), any that `room` cache rows leave. `graphs` is whose it is.
+    """
+
+    name: str
+    function: Callable[..., T]
+    result: type[T]
+    inputs: tuple[Input, ...]
+    by_row: int
+    room: int
+    weights: Places
+    graphs: Graphs[T]
+
+    @property
+    def rows(self) -> int:
+        return len(self.inputs[0])
+
+    @property
+    def pieces(self) -> tuple[int, int] | None:
+        """Least and most of the reach; `None` where the context leaves one only."""
+        if self.room - REACH <= REACH:
+            return None
+        return REACH // PIECE, (self.room - REACH) // PIECE
+
+    def checked(self, graph: Callable[..., T]) -> Callable[..., T]:
+        """Raises `ArithmeticError` where what the graph computes is not what the function does."""
+        got, want = (run(*self.inputs).logits.float() for run in (graph, self.function))  # type: ignore[attr-defined]
+        if not bool((got - want).abs().amax() <= NEAR * want.abs().amax()):
+            raise ArithmeticError("the compiled step computes something else than the eager one")
+        return graph
 
 
-def leave_open(rows: Sequence[torch.Tensor], reached: torch.Tensor, room: int) -> None:
-    """Tell the compiler what varies from call to call: the length of these `rows` if it is not 1, and of
-    `reached` (pieces, PIECE), up to what `room` cache rows leave."""
-    for tensor in rows:
-        if tensor.shape[0] > 1:
-            torch._dynamo.mark_dynamic(tensor, 0, min=tensor.shape[0], max=MOST_ROWS)
-    if room - REACH > REACH:
-        most = (room - REACH) // PIECE
-        torch._dynamo.mark_dynamic(reached, 0, min=REACH // PIECE, max=most)
+def adopt(jobs: Iterable[Job[T]], make: Callable[[Job[T]], Callable[..., T]]) -> str:
+    """Let all jobs' graphs be used, as `make` gives them, or none. → "", or why none is: no error."""
+    try:
+        made = [(job, job.checked(make(job))) for job in jobs]
+    except Exception as error:
+        return reason(error)
+    for job, graph in made:
+        job.graphs.put(job.rows, graph)
+    return ""
 
 
-def near(got: torch.Tensor, want: torch.Tensor) -> None:
-    """Raises `ArithmeticError` where what a graph computed is not what the eager step did."""
-    got, want = got.float(), want.float()
-    if not bool((got - want).abs().amax() <= NEAR * want.abs().amax()):
-        raise ArithmeticError("the compiled step computes something else than the eager one")
-
-
-def _options(device: torch.device) -> dict[str, Any]:
-    # bfloat16 rounds where the eager step does, so that graphs fused in other ways keep the same bits.
-    options: dict[str, Any] = {"emulate_precision_casts": True}
-    if device.type == "cuda":
-        options["triton.cudagraphs"] = True
-    else:
-        # The calls of a step's three hundred kernels made from C++ instead of Python, and, built apart
-        # from the kernels, with little optimisation: with much of it they take minutes to compile.
-        wanted = ("cpp_wrapper", "cpp_wrapper_build_separate")
-        options |= {name: True for name in wanted if hasattr(torch._inductor.config, name)}
-    # Everything a graph depends on is fixed for the engine's life, so that its hundreds of guards
-    # would only cost time in every step.
-    skip = getattr(torch.compiler, "skip_all_guards_unsafe", None)
-    if skip is not None:
-        options["guard_filter_fn"] = skip
-    return options
-
-
-def _reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
+    """What kept a graph from being made, in a line."""
     text = str(error)
     if "compiler" in text.lower() and "found" in text.lower():
         return "torch finds no C++ compiler (install g++, or name one in CXX)"

@@ -92,7 +92,7 @@ def measure(pack: packs.Pack, text: str, device: str = "auto") -> dict[Precision
             precision=precision,
             tier="standard",
             context=WINDOW + 2,
-            extra={"compile": "off"},
+            compile="off",
         )
         try:
             engine = TorchBackend().load(pack, options)

@@ -287,8 +287,7 @@ class _Training:
         from mtpx.api import load
 
         # A few hundred short answers: a compiler would take longer than it saves.
-        eager = {"compile": "off"}
-        with load(out, backend="torch", device=device, offline=True, extra=eager) as model:
+        with load(out, backend="torch", device=device, offline=True, compile="off") as model:
             room = model.engine.info.context_limit - HELD_OUT_TOKENS
 
             def chosen(prompts: list[BenchPrompt]) -> list[BenchPrompt]:

@@ -156,7 +156,7 @@ def sampling(command: Callable[..., None]) -> Callable[..., None]:
     "--rows",
     type=RowRange(),
     help="Instead: what a forward of the target over 1 to K rows costs, in every precision (or the one "
-    "given) and tier; with --set compile=now compiled, too.",
+    "given) and tier, eager and, where it is made, compiled.",
 )
 @click.option(
     "--check",
@@ -281,6 +281,10 @@ def bench(
         check_writable(html)
     with load_model(pack, engine, quiet=quiet) as model:
         name = model.pack.name
+        if not quiet and model.engine.info.details.get("compile") == "not made":
+            note(
+                f"decoding is eager here: mtpx warm {name} compiles the step once, which is faster"
+            )
         result = _run(model, plan, chosen, options, path, quiet)
     if trace_path is None:
         _prune()

@@ -49,7 +49,7 @@ def bench_rows(
     """Run it and show what was found."""
     from mtpx.bench import rows as bench
 
-    compiled = engine.settings.get("compile") == "now"
+    compiled = engine.compile != "off"
     if repeats is not None and repeats < 1:
         raise click.UsageError(f"--repeats is 1 or more, got {repeats}.")
     options = bench.RowsOptions(
@@ -57,10 +57,8 @@ def bench_rows(
     )
 
     def load(setup: Setup) -> Model:
-        settings = dict(engine.settings)
-        if compiled:
-            settings["compile"] = "now" if setup.compiled else "off"
-        asked = replace(engine, precision=setup.precision, tier=setup.tier, settings=settings)
+        how = engine.compile if setup.compiled else "off"
+        asked = replace(engine, precision=setup.precision, tier=setup.tier, compile=how)
         return load_model(pack, asked, quiet=quiet)
 
     with counting(quiet) as bar:

@@ -153,7 +153,8 @@ def pasteable(result: BenchResult) -> list[str]:
     quantised = a.quantisation if a.quantisation not in ("", "none") else a.dtype
     lines = [
         f"{a.pack} ({quantised}), {a.device} ({a.backend}{threads}), mtpx {a.mtpx}",
-        f"{prompts}, temperature {a.temperature:g}, {a.tier} tier",
+        f"{prompts}, temperature {a.temperature:g}, {a.tier} tier"
+        + (f", {a.route}" if a.route else ""),
         "",
     ]
     verdicts = {v.arm: v for v in result.verdicts}

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,9 @@ def chat(
         note(_greeting(found, person), dim=True)
     choices = _choices(max_tokens, chosen, sampling, seed, thinking)
     look = _look(quiet)
+    given = click.get_current_context().get_parameter_source("compile")
+    default = given is click.core.ParameterSource.DEFAULT
+    how = "background" if default and person else engine.compile
     options: dict[str, Any] = {"system": system, "person": person, "trace_text": trace_text}
     if kept is not None:
         kept.pack = _spelled(pack)
@@ -121,7 +125,7 @@ def chat(
         options["trace"] = _trace()
 
     def load() -> Model:
-        return load_model(pack, engine, quiet=True)
+        return load_model(pack, replace(engine, compile=how), quiet=True)
 
     status = _typed(load, choices, look, options) if smart else _piped(load, choices, look, options)
     if keep_traces:

@@ -34,6 +34,7 @@ class EngineArguments:
     context: int | None = None
     precision: str = "auto"
     tier: str = "auto"
+    compile: str = "auto"
     settings: dict[str, str] = field(default_factory=dict)
 
 
@@ -71,6 +72,13 @@ _OPTIONS = [
         help="standard, row-invariant (drafting cannot change a bit of the logits), or auto.",
     ),
     click.option(
+        "--compile",
+        type=click.Choice(["auto", "now", "background", "off"]),
+        default="auto",
+        help="auto (what `mtpx warm` made), now (made if it is not there: minutes, once), background (made "
+        "with what time is left, used from the next answer on) or off.",
+    ),
+    click.option(
         "--set",
         "settings",
         type=Setting(),
@@ -79,13 +87,22 @@ _OPTIONS = [
     ),
 ]
 
-ENGINE_NAMES = {"backend", "device", "threads", "context", "precision", "tier", "settings"}
+ENGINE_NAMES = {
+    "backend",
+    "device",
+    "threads",
+    "context",
+    "precision",
+    "tier",
+    "compile",
+    "settings",
+}
 """Names of the parameters that `engine_options` adds."""
 
 
 def engine_options(command: F) -> F:
-    """Add --backend, --device, --threads, --context, --precision, --tier and --set to a command, which
-    receives them as one argument, `engine`."""
+    """Add --backend, --device, --threads, --context, --precision, --tier, --compile and --set to a command,
+    which receives them as one argument, `engine`."""
 
     @functools.wraps(command)
     def wrapped(
@@ -96,10 +113,13 @@ def engine_options(command: F) -> F:
         context: int | None,
         precision: str,
         tier: str,
+        compile: str,
         settings: tuple[tuple[str, str], ...],
         **options: Any,
     ) -> Any:
-        engine = EngineArguments(backend, device, threads, context, precision, tier, dict(settings))
+        engine = EngineArguments(
+            backend, device, threads, context, precision, tier, compile, dict(settings)
+        )
         return command(*args, engine=engine, **options)
 
     for option in reversed(_OPTIONS):
@@ -114,7 +134,7 @@ def load_model(pack: str | None, engine: EngineArguments, *, quiet: bool, width:
     from mtpx_cli.defaults import require_settings
 
     require_settings()
-    with fetching(quiet=quiet) as report:
+    with fetching(quiet=quiet) as report, _compiling(engine, quiet) as bar:
         return load(
             pack,
             backend=engine.backend,
@@ -123,11 +143,38 @@ def load_model(pack: str | None, engine: EngineArguments, *, quiet: bool, width:
             context=engine.context,
             precision=engine.precision,
             tier=engine.tier,
+            compile=engine.compile,
+            on_compile=bar,
             extra=engine.settings,
             max_width=width,
             warn=None if quiet else complain,
             progress=report,
         )
+
+
+@contextmanager
+def _compiling(engine: EngineArguments, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """Progress of compiling, from the first graph on. Ctrl-C in the middle of it says that nothing is lost."""
+    from contextlib import ExitStack
+
+    from mtpx_cli.counting import Bar, counting
+
+    midway, bar = False, cast("Bar | None", None)
+    with ExitStack() as stack:
+
+        def heard(done: int, total: int, what: str) -> None:
+            nonlocal midway, bar
+            midway = done < total
+            if bar is None:
+                bar = stack.enter_context(counting(quiet))
+            bar(done, total, what)
+
+        try:
+            yield heard
+        except KeyboardInterrupt:
+            if midway and not quiet:
+                note("stopped; what was compiled is kept, and the same command goes on from there")
+            raise
 
 
 @contextmanager

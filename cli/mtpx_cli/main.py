@@ -16,6 +16,7 @@ COMMANDS = {
     "chat": ("mtpx_cli.chat", "chat", "Talk with a model."),
     "run": ("mtpx_cli.run", "run", "Answer one prompt; for scripts."),
     "bench": ("mtpx_cli.bench", "bench", "Measure whether MTP pays here."),
+    "warm": ("mtpx_cli.warm", "warm", "Compile a model's step once, for this machine."),
     "pack": ("mtpx_cli.pack", "pack", "List, fetch, check and remove models."),
     "doctor": ("mtpx_cli.doctor", "doctor", "What runs here, and if not, why."),
     "config": ("mtpx_cli.config", "config", "Show settings and where they come from."),

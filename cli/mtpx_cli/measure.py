@@ -79,6 +79,12 @@ class Counts(click.ParamType[tuple[int, ...]]):
 @click.option("--threads", type=click.IntRange(min=1), help="Host threads to compute with.")
 @click.option("--precision", default="auto", metavar="NAME", help="As of `mtpx run`.")
 @click.option("--tier", default="auto", metavar="NAME", help="As of `mtpx run`.")
+@click.option(
+    "--compile",
+    type=click.Choice(["auto", "now", "off"]),
+    default="auto",
+    help="As of `mtpx run`.",
+)
 @click.option("--set", "settings", type=Setting(), multiple=True, help="A setting of the backend.")
 def measure(
     pack: str | None,
@@ -94,6 +100,7 @@ def measure(
     threads: int | None,
     precision: str,
     tier: str,
+    compile: str,
     settings: tuple[tuple[str, str], ...],
 ) -> None:
     """Measure what a round of PACK costs on this machine, at every depth.
@@ -110,7 +117,9 @@ def measure(
     from mtpx_cli.loading import load_model
 
     _check_buckets(contexts)
-    engine = EngineArguments(backend, device, threads, None, precision, tier, dict(settings))
+    engine = EngineArguments(
+        backend, device, threads, None, precision, tier, compile, dict(settings)
+    )
     with (
         load_model(pack, engine, quiet=quiet, width=max(widths)) as model,
         counting(quiet) as bar,

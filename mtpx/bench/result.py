@@ -16,7 +16,7 @@ INTERRUPTED = "interrupted"
 
 
 class BenchAbout(msgspec.Struct, frozen=True):
-    """What a bench ran on, for whoever reads its result elsewhere."""
+    """What a bench ran on, for whoever reads its result elsewhere; `route` of a plain round."""
 
     pack: str
     quantisation: str
@@ -28,6 +28,7 @@ class BenchAbout(msgspec.Struct, frozen=True):
     mtpx: str
     max_tokens: int
     temperature: float
+    route: str = ""
 
 
 class BenchResult(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -202,6 +202,8 @@ def _loaded(
             route = model.engine.route([1]).kind
             if compiled and route != "compiled":
                 why = model.engine.info.details.get("compile", "this backend has no such route")
+                if why == "not made":
+                    why = f"not made yet: mtpx warm {model.pack.name} does it once"
                 left_out.append(f"{precision}, {tier}, compiled: {why}")
                 continue
             held.append(_Held(setup, model, route))

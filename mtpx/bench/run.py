@@ -192,6 +192,7 @@ class _Bench:
             mtpx=version(),
             max_tokens=options.max_tokens,
             temperature=options.sampling.temperature,
+            route=self.engine.route([1]).kind,
         )
 
     # -- before anything is timed ------------------------------------------------------------------

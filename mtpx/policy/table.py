@@ -67,6 +67,8 @@ class TableKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     def of(cls, info: EngineInfo, context: int) -> TableKey:
         """The key of this engine at a context of `context` tokens."""
         details = {name: said for name, said in info.details.items() if name != "device"}
+        if details.get("compile") != "ready":
+            details.pop("compile", None)  # however it comes that decoding is eager
         return cls(
             pack=info.pack,
             device=info.device,
