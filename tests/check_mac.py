@@ -89,7 +89,9 @@ class Report:
 
 def steps(folder: Path, *, quick: bool) -> list[Step]:
     """What is run; traces and pages are written into `folder`."""
-    tests = ["sample", "load"] if quick else ["sample", "load", "state", "conformance", "embedded"]
+    tests = ["sample", "load"]
+    if not quick:
+        tests += ["state", "recurrent", "conformance", "qwen", "trained_hybrid", "embedded"]
     files = [str(ROOT / "tests" / f"test_mlx_{name}.py") for name in tests]
     chosen = ["-k", "uniform or folder_without_config"] if quick else []
     trace = str(folder / "bench.jsonl")

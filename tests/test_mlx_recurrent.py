@@ -31,22 +31,29 @@ SIZES: dict[str, Any] = {
 }
 
 
-def mlx_layer(kind: str) -> Any:
+def mlx_layer(kind: str, **changes: int) -> Any:
     """mlx-lm's own layer with random weights."""
     module = light(f"models.{kind}")
+    sizes = SIZES | changes
     mx.random.seed(3)
     if kind == "qwen3_5":
-        return module.GatedDeltaNet(module.TextModelArgs(**SIZES))
+        return module.GatedDeltaNet(module.TextModelArgs(**sizes))
 
     class Config:
         pass
 
     config = Config()
-    config.__dict__.update(SIZES)
+    config.__dict__.update(sizes)
     return module.Qwen3NextGatedDeltaNet(config)
 
 
-LAYERS = {kind: mlx_layer(kind) for kind in ("qwen3_5", "qwen3_next")}
+LAYERS = {
+    "qwen3_5": mlx_layer("qwen3_5"),
+    "qwen3_next": mlx_layer("qwen3_next"),
+    # On Metal mlx-lm has one kernel for keys of a multiple of 32, another for those of 128, and none for others.
+    "qwen3_5, keys of 64": mlx_layer("qwen3_5", linear_key_head_dim=64),
+    "qwen3_5, keys of 128": mlx_layer("qwen3_5", linear_key_head_dim=128, linear_value_head_dim=8),
+}
 
 
 def inputs(rows: int, seed: int) -> Any:

@@ -30,7 +30,6 @@ GREEDY = Sampling(temperature=0.0)
 
 def load(options: EngineOptions) -> InspectableEngine:
     asked = EngineOptions(
-        device="cpu",
         max_width=options.max_width,
         pipeline=options.pipeline,
         context=512,
