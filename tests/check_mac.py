@@ -91,7 +91,7 @@ def steps(folder: Path, *, quick: bool) -> list[Step]:
     """What is run; traces and pages are written into `folder`."""
     tests = ["sample", "load"]
     if not quick:
-        tests += ["state", "recurrent", "conformance", "qwen", "trained_hybrid", "embedded"]
+        tests += ["state", "recurrent", "conformance", "qwen", "mimo", "trained_hybrid", "embedded"]
     files = [str(ROOT / "tests" / f"test_mlx_{name}.py") for name in tests]
     chosen = ["-k", "uniform or folder_without_config"] if quick else []
     trace = str(folder / "bench.jsonl")

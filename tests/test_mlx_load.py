@@ -44,7 +44,7 @@ def bare(tmp_path: Path) -> Pack:
 
 
 def load(pack: Pack, **options: Any) -> Any:
-    return MlxBackend().load(pack, EngineOptions(**{"device": "cpu", **options}))
+    return MlxBackend().load(pack, EngineOptions(**options))
 
 
 def prefilled(engine: Any, tokens: list[int]) -> Any:

@@ -32,9 +32,7 @@ PROMPTS = [[1, 2, 3, 4, 5], [7, 3, 9, 11, 2, 2, 5, 8], [4, *range(16), *range(16
 
 def load(folder: Path, options: EngineOptions | None = None) -> InspectableEngine:
     asked = options or EngineOptions()
-    options = EngineOptions(
-        device="cpu", max_width=asked.max_width, pipeline=asked.pipeline, context=512
-    )
+    options = EngineOptions(max_width=asked.max_width, pipeline=asked.pipeline, context=512)
     return InspectableEngine.of(MlxBackend().load(packs.resolve(folder), options))
 
 
