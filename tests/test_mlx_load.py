@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from command import Command
 from mlx.utils import tree_flatten
 from qwen_makers import EXPERTS, make_qwen
 from torch_makers import make_pack
@@ -189,6 +191,16 @@ def test_without_its_libraries_it_says_what_to_install(
     probe = MlxBackend().probe()
     assert not probe.available
     assert "pip install" in probe.reason
+
+
+def test_where_neither_metal_nor_the_cpu_build_is_there_doctor_says_what_mlx_runs_on(
+    mtpx: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip install mlx` on Linux leaves a package whose library is missing."""
+    monkeypatch.setitem(sys.modules, "mlx.core", None)
+    said = " ".join(mtpx("doctor").out.split())
+    assert "mlx: cannot run: mlx is installed without a build that runs here" in said
+    assert "pip install 'mlx[cpu]'" in said
 
 
 def test_a_head_of_another_trunk_is_listed_by_name_and_shape(pack: Pack, tmp_path: Path) -> None:
