@@ -147,7 +147,8 @@ def environment(own: Path) -> dict[str, str]:
     """What the steps run under: nobody's settings and nobody's past, which are in the folder `own`."""
     kept = ("MTPX_CACHE_DIR", "MTPX_INDEX_URL")
     found = {k: v for k, v in os.environ.items() if not k.startswith("MTPX_") or k in kept}
-    return found | {"MTPX_STATE_DIR": str(own / "state"), "MTPX_CONFIG_DIR": str(own / "config")}
+    own_folders = {"MTPX_STATE_DIR": str(own / "state"), "MTPX_CONFIG_DIR": str(own / "config")}
+    return found | own_folders | {"TQDM_DISABLE": "1"}  # bars are not what is asked for
 
 
 def check(
