@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from mtpx.backend import Clock
-from mtpx.bench.run import BenchModel
+from mtpx.bench.models import BenchModel
 from mtpx.bench.timed import PREFILL_CHUNK, settled_heap
 from mtpx.decode import Request, decode
 from mtpx.errors import PolicyError

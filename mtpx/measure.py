@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from mtpx.backend import Clock, FloatArray, Slot
-from mtpx.bench.run import BenchModel
+from mtpx.bench.models import BenchModel
 from mtpx.bench.timed import settled_heap
 from mtpx.decode import Request, decode
 from mtpx.energy import Energy, Meter

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from mtpx.simulate import Regime, SimulatedEngine, simulated_model
+from mtpx.backend import EngineInfo
+from mtpx.simulate import Language, Regime, SimulatedEngine, VirtualClock, simulated_model
 
 PAYS = Regime(acceptance=(0.8, 0.6, 0.5), cost_ms={1: (10.0, 11.0, 12.0, 13.0)}, noise=0.01)
 """Every row nearly free, drafts that stand: depth 1 delivers about 1.6 times the plain rate."""
@@ -45,3 +46,29 @@ def model_of(regime: Regime, end_bias: float = -1e9, seed: int = 0) -> Model:
     """A model on this machine; by default its texts never end by themselves."""
     simulated = simulated_model(regime, end_bias=end_bias, seed=seed)
     return Model(simulated.engine, simulated.end_ids)
+
+
+END = 31
+
+
+class PrecisionEngine(SimulatedEngine):
+    """One that says which precision it runs in and on which weights; another precision, another text."""
+
+    def __init__(self, regime: Regime, precision: str, clock: VirtualClock) -> None:
+        language = Language(seed=sum(precision.encode()), bias={END: -1e9})
+        super().__init__(regime, clock=clock, language=language)
+        self.precision, self.weights, self.step_bytes = precision, "w", 0
+
+    @property
+    def info(self) -> EngineInfo:
+        return replace(
+            super().info,
+            dtype=self.precision,
+            weights_digest=self.weights,
+            plain_step_bytes=self.step_bytes,
+        )
+
+
+def model_in(precision: str, regime: Regime, clock: VirtualClock) -> Model:
+    """A model in this precision, whose texts never end; several share a machine by its `clock`."""
+    return Model(PrecisionEngine(regime, precision, clock), frozenset({END}))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from simulated_bench import COSTS, NOISY, PAYS, Model, model_of
 
-import mtpx.bench.run
+import mtpx.bench.runs
 from mtpx.bench.blocks import blocks
 from mtpx.bench.design import NULL_ARM, PLAIN, Design, design, mtp_arm, policy_arm
 from mtpx.bench.policies import policy_named
@@ -273,14 +273,14 @@ def states_at_start(
 ) -> list[dict[str, Any]]:
     """What the policy of each timed run had learned before it began."""
     found: list[dict[str, Any]] = []
-    real = mtpx.bench.run.timed_run
+    real = mtpx.bench.runs.timed_run
 
     def spying(engine: Any, task: Any, arm: Any, **kwargs: Any) -> Any:
         if kwargs.get("policy") is not None and kwargs.get("limit_s") is not None:
             found.append(copy.deepcopy(kwargs["policy"].state()))
         return real(engine, task, arm, **kwargs)
 
-    monkeypatch.setattr(mtpx.bench.run, "timed_run", spying)
+    monkeypatch.setattr(mtpx.bench.runs, "timed_run", spying)
     bench(model_of(machine), policy_plan(policy), BenchOptions(**options))
     return found
 

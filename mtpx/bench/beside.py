@@ -23,10 +23,11 @@ class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def texts(blocks: Iterable[Block]) -> dict[tuple[str, str], bool]:
-    """For each prompt decoded at temperature 0 and not cut: whether all its texts are equal."""
+    """For each prompt decoded at temperature 0 and not cut: whether all its texts are equal. In another
+    precision they need not be."""
     texts: dict[tuple[str, str], set[str]] = {}
     for block in blocks:
-        if block.greedy and not block.void:
+        if block.greedy and not block.void and not block.against:
             texts.setdefault(block.key, set()).update(run.sha256 for run in block.runs)
     return {key: len(digests) == 1 for key, digests in texts.items() if "" not in digests}
 

@@ -2,6 +2,8 @@
 
 A block is four runs on one prompt in the order ABBA or BAAB: A the plain run, B the other arm. Every
 field that must be the same in all four is compared here, and a difference is refused, not averaged.
+Where plain decode in the fastest precision (C) ran among them, its two runs and the arm's make a second
+block; the weights and the prompt are the same there too, the precision is meant to differ.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 import msgspec
 
 from mtpx.bench.design import PLAIN, PlannedBlock
+from mtpx.bench.fastest import Fastest, fastest_in
 from mtpx.errors import BenchError
 from mtpx.trace.schema import EndRecord, Record, RequestRecord, RunRecord
 
@@ -45,7 +48,8 @@ class BlockRun(msgspec.Struct, frozen=True):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """One ABBA or BAAB on one prompt. `void` says why it holds no measurement, if so."""
+    """One ABBA or BAAB on one prompt. `against` names the plain arm where that is in another precision, the
+    fastest; `void` says why it holds no measurement, if so."""
 
     pair: int
     arm: str
@@ -56,6 +60,7 @@ class Block(msgspec.Struct, frozen=True):
     greedy: bool = False
     null: bool = False
     void: str = ""
+    against: str = ""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -127,7 +132,8 @@ MATCHED: dict[str, Field] = {
 
 
 def blocks(records: Iterable[Record]) -> list[Block]:
-    """The matched blocks of one bench's trace, warm-up runs left out, planned but unmade ones void.
+    """The matched blocks of one bench's trace, warm-up runs left out, planned but unmade ones void; those
+    against plain decode in the fastest precision after the others.
 
     Raises `BenchError` when runs that claim to be a pair are not alike (the field is named), when
     places are doubled, or when the design in the trace cannot be read.
@@ -136,12 +142,14 @@ def blocks(records: Iterable[Record]) -> list[Block]:
     pairs: dict[int, list[_Seen]] = {}
     running: dict[int, _Seen] = {}
     run: RunRecord | None = None
+    fastest: Fastest | None = None
     process = order = 0
     for record in records:
         if isinstance(record, RunRecord):
             run, process = record, process + 1
             running = {}
             planned += _planned(record)
+            fastest = fastest_in(record.design) or fastest
         elif isinstance(record, RequestRecord):
             seen = _Seen(process, run, record, order)
             running[record.id] = seen
@@ -150,14 +158,32 @@ def blocks(records: Iterable[Record]) -> list[Block]:
                 pairs.setdefault(record.pair, []).append(seen)
         elif isinstance(record, EndRecord) and record.request in running:
             running[record.request].end = record
-    names = {p.pair: p.arm for p in planned}
-    found = [_block(pair, seen, names.get(pair, "")) for pair, seen in pairs.items()]
-    missing = [
-        Block(p.pair, p.arm, p.suite, p.prompt, plain=[], mtp=[], void=NOT_RUN)
+    if fastest is None:
+        return _against(PLAIN, None, pairs, planned)
+    thirds = [p for p in planned if "C" in p.order]
+    return [
+        *_against(PLAIN, fastest.arm, pairs, planned),
+        *_against(fastest.arm, PLAIN, pairs, thirds),
+    ]
+
+
+def _against(
+    base: str, other: str | None, pairs: dict[int, list[_Seen]], planned: list[PlannedBlock]
+) -> list[Block]:
+    """The blocks of `base` and the arm, sorted, without the runs of `other`."""
+    plans = {p.pair: p for p in planned}
+    against = "" if base == PLAIN else base
+    found = [
+        _block(pair, seen, plans.get(pair), base, other)
+        for pair, seen in pairs.items()
+        if pair in plans or not against
+    ]
+    found += [
+        Block(p.pair, p.arm, p.suite, p.prompt, plain=[], mtp=[], void=NOT_RUN, against=against)
         for p in planned
         if p.pair not in pairs
     ]
-    return sorted([*found, *missing], key=lambda block: block.pair)
+    return sorted(found, key=lambda block: block.pair)
 
 
 def _planned(run: RunRecord) -> list[PlannedBlock]:
@@ -169,45 +195,52 @@ def _planned(run: RunRecord) -> list[PlannedBlock]:
         raise BenchError(f"the design in the trace's run record cannot be read: {error}") from None
 
 
-def _block(pair: int, seen: list[_Seen], planned_arm: str) -> Block:
-    first = seen[0]
+def _block(
+    pair: int, every: list[_Seen], plan: PlannedBlock | None, base: str, other: str | None
+) -> Block:
+    first = every[0]
     for name, value in MATCHED.items():
-        values = [value(s) for s in seen]
-        other = next((v for v in values if v != values[0]), values[0])
-        if other != values[0]:
+        values = [value(s) for s in every]
+        differing = next((v for v in values if v != values[0]), values[0])
+        if differing != values[0]:
             raise BenchError(
                 f"the runs of pair {pair} cannot be compared: their {name} differs "
-                f"({values[0]!r} and {other!r}); a pair is the same request, decoded two ways, "
+                f"({values[0]!r} and {differing!r}); a pair is the same request, decoded two ways, "
                 "by one process"
             )
-    places = [s.request.place for s in seen]
-    if len(set(places)) != len(places) or not set(places) <= {0, 1, 2, 3}:
+    places = [s.request.place for s in every]
+    allowed = range(len(plan.order) if plan else 4)
+    if len(set(places)) != len(places) or not set(places) <= set(allowed):
         raise BenchError(
-            f"pair {pair} has its runs at places {places}; a block has places 0, 1, 2 and 3, once each"
+            f"pair {pair} has its runs at places {places}; a block has places "
+            f"{', '.join(map(str, allowed[:-1]))} and {allowed[-1]}, once each"
         )
-    arms = {s.request.arm for s in seen} - {PLAIN}
+    seen = [s for s in every if s.request.arm != other]
+    arms = {s.request.arm for s in seen} - {base}
     if len(arms) > 1:
         raise BenchError(f"pair {pair} mixes the arms {', '.join(sorted(arms))}; a pair has one")
-    plain = [s for s in seen if s.request.arm == PLAIN]
-    mtp = [s for s in seen if s.request.arm != PLAIN]
+    plain = [s for s in seen if s.request.arm == base]
+    mtp = [s for s in seen if s.request.arm != base]
     return Block(
         pair=pair,
-        arm=arms.pop() if arms else planned_arm,
+        arm=arms.pop() if arms else plan.arm if plan else "",
         suite=first.request.suite,
         prompt=first.request.prompt,
         plain=[_run(s) for s in sorted(plain, key=lambda s: s.request.place or 0)],
         mtp=[_run(s) for s in sorted(mtp, key=lambda s: s.request.place or 0)],
         greedy=first.request.sampling.greedy,
         null=bool(mtp) and all(s.request.mode == "plain" for s in mtp),
-        void=_void(seen, len(plain), len(mtp)),
+        void=_void(every, seen, len(plain), len(mtp)),
+        against="" if base == PLAIN else base,
     )
 
 
-def _void(seen: list[_Seen], plain: int, mtp: int) -> str:
-    for s in seen:
+def _void(every: list[_Seen], seen: list[_Seen], plain: int, mtp: int) -> str:
+    """The bench ends with an interrupt or an error, so that either voids whatever else its block holds."""
+    for s in every:
         if s.end is None:
             return "a run has no end record: the process was killed"
-        if s.end.stop in CUT:
+        if s.end.stop in CUT and (s in seen or s.end.stop != "guard"):
             return CUT[s.end.stop] + (f" ({s.end.error})" if s.end.error else "")
     return "" if plain == mtp == 2 else NOT_RUN
 

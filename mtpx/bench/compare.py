@@ -68,7 +68,7 @@ def _values(arm: str, blocks: Iterable[Block]) -> Values:
     """Each prompt's mean log ratio to plain under this arm."""
     logs: dict[tuple[str, str], list[float]] = {}
     for block in blocks:
-        if block.arm == arm and block.log_ratio is not None:
+        if block.arm == arm and not block.against and block.log_ratio is not None:
             logs.setdefault(block.key, []).append(block.log_ratio)
     return {key: math.fsum(found) / len(found) for key, found in logs.items()}
 

@@ -10,10 +10,10 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
+from mtpx.bench.fastest import Fastest, Order, with_third
 from mtpx.bench.looks import check_looks
 from mtpx.bench.policies import options_named
 from mtpx.bench.suites import BenchPrompt, distinct, prompt_file, suite
@@ -32,8 +32,6 @@ PER_SUITE = 6
 
 MOST_SEED = 2**48
 """A block's runs are seeded by this and the block's number, and together they must be a seed."""
-
-Order = Literal["ABBA", "BAAB"]
 
 
 class Arm(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,7 +73,8 @@ def policy_arm(name: str) -> Arm:
 
 
 class PlannedBlock(msgspec.Struct, frozen=True):
-    """One block: `pair` its id, `arm` the name of B, `order` of its four runs (A is plain)."""
+    """One block: `pair` its id, `arm` the name of B, `order` of its four runs (A is plain), or of six with
+    plain decode in the fastest precision (C)."""
 
     pair: int
     arm: str
@@ -87,7 +86,8 @@ class PlannedBlock(msgspec.Struct, frozen=True):
 class Design(msgspec.Struct, frozen=True):
     """All of a bench: `blocks` in the order they are run. Without a baseline (`baseline` false) the
     MTP arm runs alone, once a block, and nothing can be concluded. `looks`: how often the bench looks
-    at its result and may stop, the end included."""
+    at its result and may stop, the end included. `fastest` is the plain decode that MTP has to beat beside
+    that of its own precision; where there is none, `no_fastest` says why, or that it is the same."""
 
     seed: int
     prompts: int
@@ -96,13 +96,18 @@ class Design(msgspec.Struct, frozen=True):
     blocks: list[PlannedBlock]
     baseline: bool = True
     looks: int = 1
+    fastest: Fastest | None = None
+    no_fastest: str = ""
 
     def runs(self, block: PlannedBlock) -> list[Arm]:
         """The arms of a block's runs, in the order of their places."""
         other = next(arm for arm in self.arms if arm.name == block.arm)
         if not self.baseline:
             return [other]
-        return [PLAIN_ARM if letter == "A" else other for letter in block.order]
+        arms = {"A": PLAIN_ARM, "B": other}
+        if self.fastest is not None:
+            arms["C"] = Arm(self.fastest.arm, 0)
+        return [arms[letter] for letter in block.order]
 
     def work(self) -> Counter[str]:
         """Timed runs by the name of their arm."""
@@ -196,6 +201,22 @@ def design(
                 order = orders[arm.name].pop()
                 planned.append(PlannedBlock(len(planned), arm.name, prompt.suite, prompt.id, order))
     return Design(seed, len(prompts), repeats, arms, planned, baseline, looks)
+
+
+def against_fastest(plan: Design, fastest: Fastest) -> Design:
+    """`plan` with plain decode in the fastest precision in every block of an MTP arm. The blocks, their
+    order, and which of A and B goes first stay as they are."""
+    placed: dict[int, Order] = {}
+    for arm in plan.arms:
+        if arm.mode == "mtp":
+            blocks = [block for block in plan.blocks if block.arm == arm.name]
+            orders = with_third([block.order for block in blocks], plan.seed)
+            placed |= {block.pair: order for block, order in zip(blocks, orders, strict=True)}
+    blocks = [
+        msgspec.structs.replace(block, order=placed.get(block.pair, block.order))
+        for block in plan.blocks
+    ]
+    return msgspec.structs.replace(plan, blocks=blocks, fastest=fastest)
 
 
 def _orders(count: int, rng: random.Random) -> list[Order]:

@@ -65,7 +65,7 @@ class BenchOptions(msgspec.Struct, frozen=True):
 class ArmRate(msgspec.Struct, frozen=True, omit_defaults=True):
     """One arm's delivered speed: Σtokens / Σtime over its timed runs in tokens/s, the median time to
     the first token in ms, the drafts its runs verified and how many stood, committed tokens a round. For
-    the plain arm, GB of weights read a second (absent where an engine does not say what a step reads)."""
+    plain arms, GB of weights read a second (absent where an engine does not say what a step reads)."""
 
     arm: str
     runs: int
@@ -128,8 +128,10 @@ def request_record(
     block: PlannedBlock | None = None,
     place: int | None = None,
     warmup: bool = False,
+    precision: str = "",
 ) -> RequestRecord:
-    """The record of one run's request; without a block it is a warm-up of the whole bench."""
+    """The record of one run's request; without a block it is a warm-up of the whole bench. `precision`:
+    another one than the bench's."""
     return RequestRecord(
         id=request,
         mode=arm.mode,
@@ -147,15 +149,17 @@ def request_record(
         place=place,
         warmup=warmup,
         ignore_eos=task.ignore_eos,
+        precision=precision,
     )
 
 
 def arm_rates(
     records: Iterable[Record],
     drafted: Mapping[str, Drafted] | None = None,
-    plain_step_bytes: int = 0,
+    step_bytes: Mapping[str, int] | None = None,
 ) -> list[ArmRate]:
-    """Every arm's speed over its timed, uncut runs; `drafted` by the arm's name."""
+    """Every arm's speed over its timed, uncut runs; `drafted` by the arm's name. `step_bytes`: bytes of
+    weights that a step of the plain arms reads, which come first, in this order."""
     arms: dict[int, str] = {}
     ends: dict[str, list[EndRecord]] = {}
     for record in records:
@@ -163,10 +167,13 @@ def arm_rates(
             arms[record.id] = record.arm
         elif isinstance(record, EndRecord) and record.request in arms and record.stop not in CUT:
             ends.setdefault(arms[record.request], []).append(record)
-    drafted = drafted or {}
+    drafted, step_bytes = drafted or {}, step_bytes or {}
+    order = [PLAIN, *step_bytes]
+    order += sorted(ends.keys() - set(order))
     return [
-        _arm_rate(arm, found, drafted.get(arm, Drafted()), plain_step_bytes if arm == PLAIN else 0)
-        for arm, found in sorted(ends.items(), key=lambda item: (item[0] != PLAIN, item[0]))
+        _arm_rate(arm, ends[arm], drafted.get(arm, Drafted()), step_bytes.get(arm, 0))
+        for arm in dict.fromkeys(order)
+        if arm in ends
     ]
 
 

@@ -32,8 +32,9 @@ class BenchAbout(msgspec.Struct, frozen=True):
 
 
 class BenchResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a bench found: a verdict for every arm, every arm's speed, the arms against each other, and
-    why it stopped early (`INTERRUPTED`, the sentence of an error, or "")."""
+    """What a bench found: a verdict for every arm, every arm's speed, the arms against each other, why it
+    stopped early (`INTERRUPTED`, the sentence of an error, or ""), and, where the design has plain decode in
+    the fastest precision, every MTP arm's verdict against that."""
 
     about: BenchAbout
     design: Design
@@ -41,6 +42,11 @@ class BenchResult(msgspec.Struct, frozen=True, omit_defaults=True):
     rates: list[ArmRate]
     stopped: str = ""
     comparisons: list[Comparison] = []
+    against_fastest: list[Verdict] = []
+
+    def fastest(self, arm: str) -> Verdict | None:
+        """The verdict on this arm against plain decode in the fastest precision, if there is one."""
+        return next((v for v in self.against_fastest if v.arm == arm), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from mtpx.backend import Clock, Engine, Slot
-from mtpx.bench.run import BenchModel
+from mtpx.bench.models import BenchModel
 from mtpx.bench.timed import settled_heap
 from mtpx.errors import BackendError, BenchError
 from mtpx.measure_prompts import FILLER

@@ -19,6 +19,10 @@ alpha = 0.05 / (m - j) until the first whose p is above its alpha; that one and 
 to the alpha of that stop. A suite's interval is the t interval at 1 - its alpha, and its verdict is the
 rule above on that interval, which agrees with the test. The intervals serve these verdicts;
 they are not jointly a 95 % region.
+
+Where plain decode in the fastest precision ran in the same blocks, an arm has a second verdict, by the same
+rule, against that. Whoever wants to know whether MTP pays here is told the less favourable of the two: MTP
+pays only if it beats both, at a chance of a wrong "pays" that is no larger than either's.
 """
 
 from __future__ import annotations
@@ -83,7 +87,8 @@ class NullControl(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The verdict on one arm.
+    """The verdict on one arm. `against` names the plain decode it is held to where that is in another
+    precision, the fastest; else it is the arm's own.
 
     `ratio` with `low` and `high` (t, at `level`: 95 % unless the design had several looks),
     `bca_low` and `bca_high` are rate ratios, MTP over plain.
@@ -120,6 +125,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     looped_prompts: int = 0
     without_loops: Part | None = None
     null_control: NullControl | None = None
+    against: str = ""
 
     @property
     def unsteady(self) -> bool:
@@ -134,17 +140,18 @@ def verdicts(
     resamples: int = RESAMPLES,
     looks: int = 1,
 ) -> list[Verdict]:
-    """One verdict an arm, in the order arms first appear; none at all where there are no blocks.
+    """One verdict an arm and plain decode it is against, in the order these first appear; none at all
+    where there are no blocks.
     `looks` is the design's: the verdict is that of the first look that settles it, else of the last.
 
     A null control among them that finds the machine too noisy takes the other arms' verdicts away.
     """
-    arms: dict[str, list[Block]] = {}
+    arms: dict[tuple[str, str], list[Block]] = {}
     for block in blocks:
-        arms.setdefault(block.arm, []).append(block)
+        arms.setdefault((block.against, block.arm), []).append(block)
     if len(arms) > 1:
         # A block cut before its other arm began, in a trace without a design: it may be any arm's.
-        nameless = arms.pop("", [])
+        nameless = arms.pop(("", ""), [])
         for members in arms.values():
             members += nameless
     judged = [_look(members, margin, resamples, looks) for members in arms.values()]
@@ -192,10 +199,11 @@ def judge(
     if len(arms) > 1:
         raise BenchError(f"a verdict is about one arm, got blocks of {', '.join(sorted(arms))}")
     arm = arms.pop() if arms else ""
+    against = next((block.against for block in blocks), "")
     if not any(block.plain for block in blocks):
         unmade = bool(blocks) and not any(block.mtp for block in blocks)
         reason = _cut(blocks) if unmade else NO_PLAIN
-        return Verdict(arm=arm, verdict="none", reason=reason, margin=margin)
+        return Verdict(arm=arm, verdict="none", reason=reason, margin=margin, against=against)
     ordered = sorted(blocks, key=lambda block: (block.suite, block.prompt, block.pair))
     usable = [block for block in ordered if block.log_ratio is not None]
     void = [block for block in ordered if block.void]
@@ -234,6 +242,7 @@ def judge(
         without_loops=_part("without looping output", clean, margin, level, void)
         if looped
         else None,
+        against=against,
     )
     return _null(verdict) if all(block.null for block in usable) and usable else verdict
 

@@ -45,6 +45,6 @@ class ContextTally:
                 tokens_per_s=1e3 * tokens / ms,
             )
             for (mode, bits), (n, tokens, ms) in sorted(
-                self._found.items(), key=lambda item: (item[0][0] != "plain", item[0])
+                self._found.items(), key=lambda item: (not item[0][0].startswith("plain"), item[0])
             )
         ]

@@ -98,6 +98,7 @@ def _numbers(a: RunSummary, b: RunSummary) -> Iterator[Compared]:
         ("full round", "ms", _costs(a), _costs(b)),
         ("acceptance", "%", _acceptance(a), _acceptance(b)),
         ("ratio to plain", "×", _by(a.verdicts, "arm", "ratio"), _by(b.verdicts, "arm", "ratio")),
+        ("ratio to fastest plain", "×", _fastest(a), _fastest(b)),
     ):
         for name in dict.fromkeys([*one, *other]):
             x, y = one.get(name), other.get(name)
@@ -110,10 +111,14 @@ def _by(rows: list[Any], key: str, value: str) -> dict[str, float | None]:
     return {getattr(row, key): getattr(row, value) for row in rows}
 
 
+def _fastest(run: RunSummary) -> dict[str, float | None]:
+    return _by(run.against_fastest, "arm", "ratio")
+
+
 def _costs(run: RunSummary) -> dict[str, float | None]:
     out: dict[str, float | None] = {}
     for row in run.rounds:
-        kind = "plain" if row.mode == "plain" else f"depth {row.depth}"
+        kind = row.mode if row.mode != "mtp" else f"depth {row.depth}"
         width = "" if row.width == 1 else f", width {row.width}"
         out[f"{kind}, {row.route}{width}"] = row.full_cost_ms
     return out

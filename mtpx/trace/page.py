@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from markupsafe import Markup, escape
 
+from mtpx.bench.fastest import held_to, leading
+from mtpx.bench.verdict import Verdict
 from mtpx.errors import TraceError
 from mtpx.trace.summary import RunSummary, Summary
 
@@ -80,10 +82,23 @@ def page(summary: Summary) -> str:
         summary=summary,
         runs=runs,
         pictures=PICTURES,
+        held_to=held_to,
         embedded=Markup(embedded),
         trimmed=trimmed,
         several=len(runs) > 1,
     )
+
+
+class _Card(NamedTuple):
+    """An arm's verdict against its own precision, the one of its two that is told first, and the other one;
+    each with its place in the run."""
+
+    own: Verdict
+    at: str
+    lead: Verdict
+    lead_at: str
+    other: Verdict | None = None
+    other_at: str = ""
 
 
 class _RunPage:
@@ -93,6 +108,20 @@ class _RunPage:
         self.run, self.at, self.path = run, at, path
         self.notes: list[str] = []
         self._data = _found(data, at)
+
+    def cards(self) -> list[_Card]:
+        """The verdicts, each with the one against plain decode in the fastest precision, if there is one."""
+        places = {v.arm: f"/against_fastest/{i}" for i, v in enumerate(self.run.against_fastest)}
+        out: list[_Card] = []
+        for i, own in enumerate(self.run.verdicts):
+            at, fastest = f"/verdicts/{i}", self.run.fastest(own.arm)
+            if fastest is None:
+                out.append(_Card(own, at, own, at))
+            elif leading(own, fastest) is own:
+                out.append(_Card(own, at, own, at, fastest, places[own.arm]))
+            else:
+                out.append(_Card(own, at, fastest, places[own.arm], own, at))
+        return out
 
     def picture(self, make: Any) -> Markup | None:
         found: Markup | None = make(self.run, self.at)

@@ -6,6 +6,7 @@ import math
 
 from markupsafe import Markup
 
+from mtpx.bench.fastest import precision_of
 from mtpx.trace.summary import RunSummary
 from mtpx.trace.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Picture, path, steps, ticks, whole_ticks
 
@@ -15,27 +16,32 @@ BAR = 46.0
 
 def ratios(run: RunSummary, at: str) -> Markup | None:
     """Each verdict's interval over the blocks it rests on, against 1 and the margin."""
-    verdicts = [
-        (i, v) for i, v in enumerate(run.verdicts) if v.low is not None and v.high is not None
+    found = [(f"{at}/verdicts/{i}", v.arm, v) for i, v in enumerate(run.verdicts)]
+    found += [
+        (f"{at}/against_fastest/{i}", f"{v.arm} / {precision_of(v.against)}", v)
+        for i, v in enumerate(run.against_fastest)
     ]
+    verdicts = [(w, name, v) for w, name, v in found if v.low is not None and v.high is not None]
     if not verdicts:
         return None
-    rows = sum(1 + len(v.per_suite) for _, v in verdicts)
+    rows = sum(1 + len(v.per_suite) for _, _, v in verdicts)
     picture = Picture("MTP rate over plain rate, with intervals", 34.0 * rows + TOP + BOTTOM)
     shown = [b.ratio for b in run.blocks if b.ratio is not None]
-    ends = [x for _, v in verdicts for x in (v.low, v.high, 1.0, 1.0 + v.margin) if x is not None]
+    ends = [
+        x for _, _, v in verdicts for x in (v.low, v.high, 1.0, 1.0 + v.margin) if x is not None
+    ]
     low, high = min(shown + ends), max(shown + ends)
     room = 0.04 * (high - low) or 0.01
     scale = picture.x_axis(ticks(low - room, high + room, 7), "× the plain rate")
     base = picture.height - BOTTOM
-    pays = 1.0 + verdicts[0][1].margin
+    pays = 1.0 + verdicts[0][2].margin
     picture.add("line", class_="rule", x1=scale(1.0), x2=scale(1.0), y1=TOP, y2=base)
     picture.add("line", class_="axis", x1=scale(pays), x2=scale(pays), y1=TOP, y2=base)
     picture.add("text", "pays →", class_="tick", x=scale(pays) + 3, y=TOP - 3)
     y = TOP + 17.0
-    for i, v in verdicts:
+    for place, name, v in verdicts:
         for j, b in enumerate(run.blocks):
-            if b.arm == v.arm and b.ratio is not None:
+            if (b.arm, b.against) == (v.arm, v.against) and b.ratio is not None:
                 label = f"{b.suite}/{b.prompt}: {b.ratio:.3f}"
                 where = f"{at}/blocks/{j}/ratio"
                 picture.mark(
@@ -48,10 +54,10 @@ def ratios(run: RunSummary, at: str) -> Markup | None:
                     cy=y + 9,
                     r=3.0,
                 )
-        _interval(picture, scale, y, v.arm, v.ratio, v.low, v.high, f"{at}/verdicts/{i}", "mean")
+        _interval(picture, scale, y, name, v.ratio, v.low, v.high, place, "mean")
         y += 34.0
         for k, part in enumerate(v.per_suite):
-            where = f"{at}/verdicts/{i}/per_suite/{k}"
+            where = f"{place}/per_suite/{k}"
             _interval(picture, scale, y, part.name, part.ratio, part.low, part.high, where, "part")
             y += 34.0
     return picture.markup()
@@ -172,7 +178,7 @@ def costs(run: RunSummary, at: str) -> Markup | None:
     scale = picture.y_axis(ticks(0.0, highest), "ms a round")
     names = []
     for _, r in known:
-        kind = "plain" if r.mode == "plain" else "parked" if r.depth == 0 else f"depth {r.depth}"
+        kind = r.mode if r.mode != "mtp" else "parked" if r.depth == 0 else f"depth {r.depth}"
         names.append(f"{kind}\n{r.route}" + (f" ×{r.width}" if r.width > 1 else ""))
     middles = picture.places(names)
     wide = min(BAR, 0.6 * (WIDTH - LEFT - RIGHT) / len(known))
@@ -339,7 +345,8 @@ def context(run: RunSummary, at: str) -> Markup | None:
     picture = Picture("Speed by length of context")
     scale = picture.y_axis(ticks(0.0, max(row.tokens_per_s for row in run.context)), "tok/s")
     middles = dict(zip(lengths, picture.places([f"{a}–{b}" for a, b in lengths]), strict=True))
-    for mode, kind, shape in (("plain", "b", "circle"), ("mtp", "a", "rect")):
+    plain = sorted({row.mode for row in run.context} - {"mtp"})
+    for mode, kind, shape in (*((m, "b", "circle") for m in plain), ("mtp", "a", "rect")):
         rows = [(i, row) for i, row in enumerate(run.context) if row.mode == mode]
         points = [(middles[row.low, row.high], scale(row.tokens_per_s)) for _, row in rows]
         if not points:

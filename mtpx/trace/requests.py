@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 
 import msgspec
 
@@ -19,7 +20,7 @@ class RequestTotals(msgspec.Struct):
     """One request. `reuse` is why not more of the prompt was reused, `carry` what became of the head's
     rows, both in words. `rounds`, `drafted`, `verified` and `accepted` are counted from its round records;
     `tokens_per_s` is over `rated_tokens` in `decode_s` (see the end record). `stop` is empty for a
-    request that was cut without an end record."""
+    request that was cut without an end record. `precision`: another one than the run's."""
 
     id: int
     arm: str
@@ -49,6 +50,7 @@ class RequestTotals(msgspec.Struct):
     looped: bool | None = None
     error: str = ""
     energy_j: float | None = None
+    precision: str = ""
 
 
 class ArmTotals(msgspec.Struct, frozen=True):
@@ -108,6 +110,7 @@ class RequestsTally:
             reuse=record.reuse,
             carry=str(record.carry) if record.carry is not None else "",
             carry_ms=_time(record.carry_ms),
+            precision=record.precision,
         )
         self.all.append(totals)
         self._open[record.id] = totals
@@ -166,15 +169,16 @@ class RequestsTally:
         for request in self._open:
             anomalies.add("cut request", request)
 
-    def arms(self, plain_step_bytes: int | None = None) -> list[ArmTotals]:
-        """By arm, the plain ones first, then in the order they appeared. `plain_step_bytes`: bytes of
-        weights one plain step reads."""
+    def arms(self, step_bytes: Mapping[str, int | None] | None = None) -> list[ArmTotals]:
+        """By arm, the plain ones first, then in the order they appeared. `step_bytes`: bytes of weights one
+        plain step reads, by precision ("" is the run's)."""
+        sizes = step_bytes or {}
         groups: dict[tuple[str, str], list[RequestTotals]] = {}
         for totals in self.all:
             if not totals.warmup:
                 groups.setdefault((totals.mode, totals.arm), []).append(totals)
         return [
-            _arm(arm, mode, group, plain_step_bytes)
+            _arm(arm, mode, group, sizes.get(group[0].precision))
             for (mode, arm), group in sorted(groups.items(), key=lambda item: item[0][0] != "plain")
         ]
 

@@ -29,6 +29,10 @@ MOVING = frozenset({"transition", "compile", "resume"})
 """Those of them that are the policy's own doing; a stall happens to any depth."""
 
 
+MODES = ("plain", "mtp")
+"""Of the run's own precision."""
+
+
 class Spread(msgspec.Struct, frozen=True):
     """Median, 10th and 90th percentile (linear interpolation), in the unit of the field."""
 
@@ -38,7 +42,8 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class RoundsRow(msgspec.Struct, frozen=True):
-    """The rounds of one kind: same mode ("mtp", or "plain" with the head off), width, depth, route.
+    """The rounds of one kind: same mode ("mtp", or "plain" with the head off; with the precision, where that
+    is not the run's), width, depth, route.
 
     `round_ms` is over all of them that have a valid time. The shares are of the round time, over the
     rounds where the part was measured and nothing was compiled. `tokens_per_round` is committed
@@ -223,7 +228,7 @@ class RoundsTally:
         return [
             self._row(key, kind)
             for key, kind in sorted(
-                self.kinds(), key=lambda found: (found[0].mode != "plain", *found[0])
+                self.kinds(), key=lambda found: (not found[0].mode.startswith("plain"), *found[0])
             )
         ]
 
@@ -311,7 +316,7 @@ class RoundsTally:
         typical = actual = 0.0
         for key, kind in self.kinds():
             median = kind.full.median
-            if key.width != width or median is None:
+            if key.width != width or median is None or key.mode not in MODES:
                 continue
             settled, ms = kind.settled
             typical += median * settled
@@ -329,7 +334,7 @@ class RoundsTally:
         """Widths of MTP rounds, the most frequent first."""
         rounds: dict[int, int] = {}
         for key, kind in self.kinds():
-            if key.mode != "plain":
+            if key.mode == "mtp":
                 rounds[key.width] = rounds.get(key.width, 0) + kind.count
         return sorted(rounds, key=lambda width: (-rounds[width], width))
 

@@ -68,11 +68,12 @@ class RequestRecord(msgspec.Struct, tag="request", omit_defaults=True):
 
     `arm` names the bench arm, `depth` its fixed depth if it has one; `pair` is the id of the
     matched block it belongs to, `suite` and `prompt` name its prompt, `place` its place in the
-    block (0..3), `warmup` marks runs outside the verdict. `parked` says why speculation is not
-    running if it is not. In a `session` (a hash; 0: none) `reused_tokens` of the prompt were not computed
-    again, `reuse` says why not more; `carry` is what became of the head's rows of the turn before and
-    `carry_ms` the time that took, where the host knows it. Every field that must match between the
-    arms of a pair is here.
+    block (0..3, or 0..5 where plain decode in the fastest precision runs in it), `warmup` marks runs outside
+    the verdict. `precision` is what it was decoded in where that is not the run's `dtype`. `parked` says why
+    speculation is not running if it is not. In a `session` (a hash; 0: none) `reused_tokens` of the prompt
+    were not computed again, `reuse` says why not more; `carry` is what became of the head's rows of the turn
+    before and `carry_ms` the time that took, where the host knows it. Every field that must match between
+    the arms of a pair is here.
     """
 
     id: int
@@ -97,6 +98,7 @@ class RequestRecord(msgspec.Struct, tag="request", omit_defaults=True):
     place: int | None = None
     warmup: bool = False
     ignore_eos: bool = False
+    precision: str = ""
     text: str | None = None
 
 

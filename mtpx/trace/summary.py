@@ -10,11 +10,12 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 
 from mtpx.bench.blocks import blocks
+from mtpx.bench.fastest import Fastest, fastest_in
 from mtpx.bench.looks import looks_of
 from mtpx.bench.verdict import MARGIN, NO_PLAIN, Verdict, verdicts
 from mtpx.errors import MtpxError, TraceError
@@ -53,7 +54,8 @@ DRIFT = 0.05
 
 
 class BlockRatio(msgspec.Struct, frozen=True):
-    """A matched block of `arm`: its rate over the plain rate, absent where it is void (why) or too short."""
+    """A matched block of `arm`: its rate over the plain rate (in the fastest precision where `against` names
+    that), absent where it is void (why) or too short."""
 
     arm: str
     suite: str
@@ -62,11 +64,14 @@ class BlockRatio(msgspec.Struct, frozen=True):
     ratio: float | None
     looped: bool
     void: str
+    against: str = ""
 
 
 class RunSummary(msgspec.Struct):
     """One run. `run` is its own record, absent if the trace has lost it. `verdicts` has one entry an
-    arm that was matched with plain runs; where it is empty, `no_verdict` says why. `blocks` are what they rest on.
+    arm that was matched with plain runs; where it is empty, `no_verdict` says why. `against_fastest` has one
+    an MTP arm against plain decode in the fastest precision, where that ran, else `no_fastest` says why not,
+    or that it is the run's own. `blocks` are what they rest on.
     Everything about rounds is without the `warmup_rounds` and without rounds recorded twice; acceptance,
     `timeline`, `choices`, `unsampled` and `hindsight` are over the rounds of MTP requests, `hindsight`
     over those of the most frequent width. `drift` is absent in a short run."""
@@ -74,6 +79,8 @@ class RunSummary(msgspec.Struct):
     run: RunRecord | None
     verdicts: list[Verdict]
     no_verdict: str
+    against_fastest: list[Verdict]
+    no_fastest: str
     blocks: list[BlockRatio]
     arms: list[ArmTotals]
     requests: list[RequestTotals]
@@ -94,6 +101,10 @@ class RunSummary(msgspec.Struct):
     last_belief: BeliefRecord | None
     warmup_rounds: int
     anomalies: list[Anomaly]
+
+    def fastest(self, arm: str) -> Verdict | None:
+        """The verdict on this arm against plain decode in the fastest precision, if there is one."""
+        return next((v for v in self.against_fastest if v.arm == arm), None)
 
 
 class FileSummary(msgspec.Struct):
@@ -197,7 +208,7 @@ class _Run:
             self.matched.append(record)
         ms = record.prefill_ms
         if not record.warmup and ms is not None and 0.0 <= ms <= LONGEST_ROUND_MS:
-            mode = "plain" if record.mode == "plain" else "mtp"
+            mode = _mode("plain" if record.mode == "plain" else "mtp", record.precision)
             self.prefill_ms[mode] = self.prefill_ms.get(mode, 0.0) + ms
 
     def _round(self, round: Round) -> None:
@@ -210,7 +221,7 @@ class _Run:
             if not self.requests.follows(index, slot, anomalies):
                 return
         plain = warmup = True
-        arm = ""
+        arm = precision = ""
         tokens = 0
         for slot in slots:
             tokens += slot.committed
@@ -222,12 +233,13 @@ class _Run:
                 plain = plain and request.mode == "plain"
                 warmup = warmup and request.warmup
                 arm = arm or request.arm
+                precision = precision or request.precision
         if None in running:
             anomalies.add("unknown request", index)
         if warmup:
             self.warmup_rounds += 1
             return
-        mode = "plain" if plain else "mtp"
+        mode = _mode("plain" if plain else "mtp", precision)
         timed = valid(round)
         if not timed:
             anomalies.add("bad duration", index)
@@ -281,13 +293,19 @@ class _Run:
             known = costs.get(width, {})
             return width * tokens / known[depth] if tokens and depth in known else None
 
+        fastest = self._fastest()
+        step_bytes = {"": self.run.plain_step_bytes} if self.run else {}
+        if fastest is not None:
+            step_bytes[fastest.precision] = fastest.plain_step_bytes
         found, no_verdict, ratios = self._verdicts(margin)
         return RunSummary(
             run=self.run,
-            verdicts=found,
+            verdicts=[v for v in found if not v.against],
             no_verdict=no_verdict,
+            against_fastest=[v for v in found if v.against],
+            no_fastest=self._no_fastest(),
             blocks=ratios,
-            arms=self.requests.arms(self.run.plain_step_bytes if self.run else None),
+            arms=self.requests.arms(step_bytes),
             requests=self.requests.all,
             routes=self.rounds.routes(),
             rounds=self.rounds.rows(),
@@ -321,6 +339,16 @@ class _Run:
             parts.setdefault(mode, {})["prefill"] = ms
         return parts
 
+    def _fastest(self) -> Fastest | None:
+        """Absent too where the design is damaged; that is the verdict's to say."""
+        with suppress(MtpxError):
+            return fastest_in(self.run.design if self.run else None)
+        return None
+
+    def _no_fastest(self) -> str:
+        design = self.run.design if self.run else None
+        return str(design.get("no_fastest", "")) if design else ""
+
     def _verdicts(self, margin: float | None) -> tuple[list[Verdict], str, list[BlockRatio]]:
         if margin is None:
             margin = self.run.margin if self.run and self.run.margin is not None else MARGIN
@@ -338,10 +366,16 @@ class _Run:
                 math.exp(block.log_ratio) if block.log_ratio is not None else None,
                 block.looped,
                 block.void,
+                block.against,
             )
             for block in members
         ]
         return found, "" if found else NO_PLAIN, ratios
+
+
+def _mode(mode: str, precision: str) -> str:
+    """Rounds in another precision than the run's are counted by themselves, and price nothing."""
+    return f"{mode} in {precision}" if precision else mode
 
 
 def _consistent(round: Round) -> bool:
