@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from simulated_bench import COSTS, NOISY, PAYS, Model, model_of
 
-import mtpx_cli.bench
+import mtpx_cli.bench_run
 from mtpx.bench.intervals import Effect
 from mtpx.bench.verdict import Verdict
 from mtpx.errors import (
@@ -52,7 +52,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
                 patched.setattr(time, "perf_counter_ns", model.engine.clock)
                 yield model
 
-        monkeypatch.setattr(mtpx_cli.bench, "load_model", loaded)
+        monkeypatch.setattr(mtpx_cli.bench_run, "load_model", loaded)
         return CliRunner().invoke(cli, ["bench", *args])
 
     return invoke
@@ -315,7 +315,7 @@ def test_the_adaptive_policy_can_be_checked(run: Run) -> None:
 def test_the_pasteable_table_says_what_ran(run: Run) -> None:
     out = run("--plain-baseline", "--prompts", "6").stdout
     assert "simulated (float64), virtual (simulated), mtpx" in out
-    assert "6 prompts × 64 tokens, temperature 0, standard tier" in out
+    assert "6 prompts × 64 tokens, temperature 0, float64, standard tier" in out
 
 
 def test_a_bench_that_is_sure_early_stops_early(run: Run) -> None:
@@ -356,7 +356,7 @@ def test_what_can_be_refused_is_refused_before_a_model_is_loaded(
         raise AssertionError("a model was loaded")
 
     run()
-    monkeypatch.setattr(mtpx_cli.bench, "load_model", loaded)
+    monkeypatch.setattr(mtpx_cli.bench_run, "load_model", loaded)
     for args in (["--max-tokens", "8"], ["--seed", "-1"], ["--depths", "nonsense"]):
         found = CliRunner().invoke(cli, ["bench", "--plain-baseline", *args])
         assert isinstance(found.exception, MtpxError)

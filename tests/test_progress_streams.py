@@ -83,7 +83,7 @@ def test_a_bench_nobody_can_be_told_of_still_prints_its_result(
     mtpx: Command, monkeypatch: pytest.MonkeyPatch, stderr: Any
 ) -> None:
     model = model_of(PAYS)
-    monkeypatch.setattr("mtpx_cli.bench.load_model", lambda *args, **options: model)
+    monkeypatch.setattr("mtpx_cli.bench_run.load_model", lambda *args, **options: model)
     monkeypatch.setattr(time, "perf_counter_ns", model.engine.clock)
     monkeypatch.setattr(sys, "stderr", stderr)
     done = mtpx("bench", "--null-control", "--prompts", "6", "--repeats", "1", "--json")

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mtpx_cli.bench_rows import RowRange, bench_rows, refuse_beside_rows
+from mtpx_cli.bench_run import load_models, run_plan
 from mtpx_cli.choosing import policy_options
-from mtpx_cli.loading import ENGINE_NAMES, EngineArguments, engine_options, load_model
+from mtpx_cli.loading import ENGINE_NAMES, EngineArguments, engine_options
 from mtpx_cli.terminal import note
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mtpx.bench.design import Arm, Design
-    from mtpx.bench.records import BenchOptions
+    from mtpx.bench.design import Arm
     from mtpx.bench.result import BenchResult
-    from mtpx.bench.run import BenchModel
-    from mtpx.bench.suites import BenchPrompt
     from mtpx.policy.registry import PolicyOptions
-    from mtpx.trace.schema import Record
 
 ANSWERS = ["pays", "does not pay"]
+
+AGAINST = ["fastest", "same"]
 
 NULL_REPEATS = 3
 """Blocks a prompt of a null control alone. It has to know the machine to ±2 %: blocks of two seconds a run
@@ -159,9 +157,18 @@ def sampling(command: Callable[..., None]) -> Callable[..., None]:
     "given) and tier, eager and, where it is made, compiled.",
 )
 @click.option(
+    "--against",
+    type=click.Choice(AGAINST),
+    default="fastest",
+    show_default=True,
+    help="What MTP has to beat where --precision names one: plain decode in the same and in the fastest "
+    "that the pack declares good (half as long again, two copies of the model in memory), or in the same.",
+)
+@click.option(
     "--check",
     type=click.Choice(ANSWERS),
-    help="Exit with 0 if this is the verdict, 1 if it is the other, 3 if there is none.",
+    help="Exit with 0 if this is the verdict, 1 if it is the other, 3 if there is none. MTP pays where it "
+    "beats all that it is held --against.",
 )
 @click.option(
     "--trace",
@@ -195,6 +202,7 @@ def bench(
     cold: bool,
     turns: int | None,
     rows: int | None,
+    against: str,
     check: str | None,
     trace_path: Path | None,
     html: Path | None,
@@ -210,12 +218,14 @@ def bench(
     mtpx bench --plain-baseline
     mtpx bench smollm2-135m --plain-baseline --depths 1,2 --suite code
     mtpx bench --depths 0,1,2,3,auto
+    mtpx bench --plain-baseline --precision int8
     mtpx bench --turns 6
     mtpx bench --rows 1..8
 
     Every prompt is decoded in blocks of four runs, plain, MTP, MTP, plain or the other way round. The
     sample size is fixed before the first one. PACK is the last one used unless given. Several arms are
-    also compared with each other: the policy with the best fixed depth, for one.
+    also compared with each other: the policy with the best fixed depth, for one. In a precision that is
+    not the fastest, plain decode in that one runs in every block, too, and MTP is held against both.
 
     \b
     Exit status: 0 done; with --check 0, 1 or 3; with --null-control alone 0 if the machine is quiet
@@ -256,7 +266,13 @@ def bench(
         return
     arms = _arms(depths, null_control, policy)
     baseline = plain_baseline or null_control or (depths is not None and 0 in depths)
+    judged = baseline and any(arm.mode == "mtp" for arm in arms)
     _refuse_idle_check(check, arms, baseline)
+    if not judged and _given(ctx, "against"):
+        raise click.UsageError(
+            "--against says what MTP has to beat: it needs a depth, and matched plain runs "
+            "(--plain-baseline)."
+        )
     if repeats is None:
         repeats = NULL_REPEATS if null_control and depths is None else 1
     chosen = gather(suites, files, prompts, seed)
@@ -279,13 +295,13 @@ def bench(
     if html is not None:
         # Before half an hour is spent on what cannot be written.
         check_writable(html)
-    with load_model(pack, engine, quiet=quiet) as model:
-        name = model.pack.name
-        if not quiet and model.engine.info.details.get("compile") == "not made":
+    with load_models(pack, engine, against if judged else "", quiet=quiet) as models:
+        name = models.model.pack.name
+        if not quiet and models.model.engine.info.details.get("compile") == "not made":
             note(
                 f"decoding is eager here: mtpx warm {name} compiles the step once, which is faster"
             )
-        result = _run(model, plan, chosen, options, path, quiet)
+        result = run_plan(models, plan, chosen, options, path, quiet=quiet)
     if trace_path is None:
         _prune()
     if html is not None:
@@ -314,6 +330,10 @@ def _arms(
     return [*arms, NULL_ARM] if null_control else arms
 
 
+def _given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
 def _refuse_beside_turns(ctx: click.Context) -> None:
     """Options that shape the other bench and would do nothing in this one."""
     names = (
@@ -322,12 +342,13 @@ def _refuse_beside_turns(ctx: click.Context) -> None:
         "repeats",
         "looks",
         "cold",
+        "against",
         "check",
         "html",
         "margin",
     )
     for name in (*names, "ignore_eos", "policy"):
-        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+        if _given(ctx, name):
             raise click.UsageError(
                 f"--turns is a bench of its own, without --{name.replace('_', '-')}."
             )
@@ -342,32 +363,6 @@ def _refuse_idle_check(check: str | None, arms: list[Arm], baseline: bool) -> No
         )
     if sum(arm.mode == "mtp" for arm in arms) != 1:
         raise click.UsageError("--check is about one verdict: give --depths exactly one depth.")
-
-
-def _run(
-    model: BenchModel,
-    plan: Design,
-    prompts: list[BenchPrompt],
-    options: BenchOptions,
-    path: Path,
-    quiet: bool,
-) -> BenchResult:
-    from mtpx.bench.run import run_bench
-    from mtpx.trace.writer import TraceWriter
-    from mtpx_cli.bench_view import progress_line
-    from mtpx_cli.terminal import complain
-
-    with ExitStack() as stack:
-        line = stack.enter_context(progress_line(quiet))
-        writers: list[TraceWriter] = []
-
-        def write(record: Record) -> None:
-            # Opened with the first record: a bench that is refused leaves no empty trace behind.
-            if not writers:
-                writers.append(stack.enter_context(TraceWriter(path, warn=complain)))
-            writers[0].write(record)
-
-        return run_bench(model, plan, prompts, options, write=write, progress=line, warn=complain)
 
 
 def _default_trace() -> Path:
@@ -419,6 +414,7 @@ def _print_json(pack: str, path: Path, result: BenchResult) -> None:
 
 def _leave(ctx: click.Context, check: str | None, result: BenchResult) -> None:
     """The exit status: errors first, then what `--check` asks, then whether Ctrl-C ended it."""
+    from mtpx.bench.fastest import leading
     from mtpx.bench.result import INTERRUPTED
     from mtpx.errors import BenchError
 
@@ -426,8 +422,9 @@ def _leave(ctx: click.Context, check: str | None, result: BenchResult) -> None:
         raise BenchError(f"the bench was stopped by an error: {result.stopped}")
     if check is not None:
         asked = {arm.name for arm in result.design.arms if arm.mode == "mtp"}
-        found = [v.verdict for v in result.verdicts if v.arm in asked]
-        ctx.exit(UNSETTLED if found[0] not in ANSWERS else HOLDS if found[0] == check else DENIED)
+        own = next(v for v in result.verdicts if v.arm in asked)
+        found = leading(own, result.fastest(own.arm)).verdict
+        ctx.exit(UNSETTLED if found not in ANSWERS else HOLDS if found == check else DENIED)
     if result.stopped:
         raise KeyboardInterrupt
     if not any(arm.mode == "mtp" for arm in result.design.arms):

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from mtpx_cli.bars import counted_bar
 from mtpx_cli.draw import clean, number
 from mtpx_cli.terminal import is_terminal, note
-from mtpx_cli.verdicts import draw_verdict, no_verdict
+from mtpx_cli.verdicts import draw_verdict, fastest_line, no_verdict
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mtpx.bench.compare import Comparison
     from mtpx.bench.result import BenchResult, Progress
+    from mtpx.bench.verdict import Verdict
 
 
 @contextmanager
@@ -86,7 +87,9 @@ def draw_result(result: BenchResult) -> Iterable[RenderableType]:
         )
     if result.design.baseline:
         for verdict in result.verdicts:
-            yield from draw_verdict(verdict)
+            yield from draw_verdict(verdict, result.fastest(verdict.arm))
+        if result.design.no_fastest:
+            yield fastest_line(result.design.no_fastest)
         if sum(arm.mode == "mtp" for arm in result.design.arms) > 1:
             yield Text(
                 "Each verdict stands for itself. The best of several depths is partly luck: "
@@ -138,8 +141,10 @@ def speed_lines(result: BenchResult) -> list[str]:
     out = [f"First token after: {', '.join(firsts)}."] if firsts else []
     for rate in result.rates:
         if rate.weights_gb_s is not None:
+            fastest = result.design.fastest
+            where = f" in {clean(fastest.precision)}" if fastest and rate.arm == fastest.arm else ""
             out.append(
-                f"Plain decode reads {number(rate.weights_gb_s)} GB/s of weights; compare with the "
+                f"Plain decode{where} reads {number(rate.weights_gb_s)} GB/s of weights; compare with the "
                 "memory's bandwidth."
             )
     return out
@@ -153,31 +158,47 @@ def pasteable(result: BenchResult) -> list[str]:
     quantised = a.quantisation if a.quantisation not in ("", "none") else a.dtype
     lines = [
         f"{a.pack} ({quantised}), {a.device} ({a.backend}{threads}), mtpx {a.mtpx}",
-        f"{prompts}, temperature {a.temperature:g}, {a.tier} tier"
+        f"{prompts}, temperature {a.temperature:g}, {a.dtype}, {a.tier} tier"
         + (f", {a.route}" if a.route else ""),
-        "",
     ]
+    third = result.design.fastest
+    if third is not None:
+        lines.append(f"beside plain decode in {third.precision}, the fastest precision here")
+    lines.append("")
     verdicts = {v.arm: v for v in result.verdicts}
     rows = [["arm", "tok/s", "× plain", "95 %", "tok/round", "accept", "verdict"]]
     for rate in result.rates:
-        verdict = verdicts.get(rate.arm)
-        interval = "–"
-        if verdict and verdict.low is not None and verdict.high is not None:
-            interval = f"{verdict.low:.3f}–{verdict.high:.3f}"
+        name = clean(rate.arm).replace("|", "/")
+        ratio, interval, verdict = _judged(verdicts.get(rate.arm))
         rows.append(
             [
-                clean(rate.arm).replace("|", "/"),
+                name,
                 _shown(rate.tokens_per_s),
-                f"{verdict.ratio:.3f}" if verdict and verdict.ratio is not None else "–",
+                ratio,
                 interval,
                 _shown(rate.tokens_per_round),
                 f"{100 * rate.accepted / rate.verified:.0f} %" if rate.verified else "–",
-                verdict.verdict if verdict else "–",
+                verdict,
             ]
         )
+        fastest = result.fastest(rate.arm)
+        if fastest is not None and third is not None:
+            ratio, interval, verdict = _judged(fastest)
+            rows.append([f"{name} vs {third.precision}", "", ratio, interval, "", "", verdict])
     if any(v.level != 0.95 for v in result.verdicts):
         rows[0][3] = "interval"
     return lines + _markdown(rows)
+
+
+def _judged(verdict: Verdict | None) -> tuple[str, str, str]:
+    """Ratio, interval and verdict as cells."""
+    if verdict is None:
+        return "–", "–", "–"
+    interval = "–"
+    if verdict.low is not None and verdict.high is not None:
+        interval = f"{verdict.low:.3f}–{verdict.high:.3f}"
+    ratio = "–" if verdict.ratio is None else f"{verdict.ratio:.3f}"
+    return ratio, interval, verdict.verdict
 
 
 def _markdown(rows: list[list[str]]) -> list[str]:

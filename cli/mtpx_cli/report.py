@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mtpx_cli.draw import Notes, clean, heading, indented, number, percent, table
 from mtpx_cli.report_time import depth_over_time, hindsight, time_went
-from mtpx_cli.verdicts import draw_verdict, no_verdict
+from mtpx_cli.verdicts import draw_verdict, fastest_line, no_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,9 +55,11 @@ def _draw_run(run: RunSummary) -> Iterable[RenderableType]:
 
     notes = Notes()
     for verdict in run.verdicts:
-        yield from draw_verdict(verdict)
+        yield from draw_verdict(verdict, run.fastest(verdict.arm))
     if not run.verdicts:
         yield no_verdict(run.no_verdict)
+    if run.no_fastest:
+        yield fastest_line(run.no_fastest)
     for title, parts in (
         ("What ran", _what_ran(run, notes)),
         ("Rounds", _rounds(run, notes)),
@@ -136,11 +138,12 @@ def _roofline(run: RunSummary, notes: Notes) -> Iterable[RenderableType]:
 
     plain = [arm for arm in run.arms if arm.mode == "plain"]
     size = run.run.plain_step_bytes if run.run else None
+    own = {request.arm for request in run.requests if not request.precision}
     for arm in plain:
         speed = notes.show(
             arm.weights_gb_s, "the bytes a plain step reads, or its speed, were not recorded"
         )
-        step = f" ({number(size / 1e6)} MB a step)" if size else ""
+        step = f" ({number(size / 1e6)} MB a step)" if size and arm.arm in own else ""
         yield Text(
             f"{clean(arm.arm)} reads {speed} GB/s of weights{step}; compare with the memory's bandwidth."
         )
@@ -191,7 +194,7 @@ def _rounds_row(row: RoundsRow, wide: bool, notes: Notes) -> list[str]:
     else:
         split = notes.dash("the parts of a round were not timed apart")
     return [
-        "plain" if row.mode == "plain" else "parked" if not row.depth else str(row.depth),
+        clean(row.mode) if row.mode != "mtp" else "parked" if not row.depth else str(row.depth),
         row.route,
         *([str(row.width)] if wide else []),
         str(row.rounds),
