@@ -58,6 +58,7 @@ class PrecisionEngine(SimulatedEngine):
         language = Language(seed=sum(precision.encode()), bias={END: -1e9})
         super().__init__(regime, clock=clock, language=language)
         self.precision, self.weights, self.step_bytes = precision, "w", 0
+        self.details: dict[str, str] = {}
 
     @property
     def info(self) -> EngineInfo:
@@ -66,6 +67,7 @@ class PrecisionEngine(SimulatedEngine):
             dtype=self.precision,
             weights_digest=self.weights,
             plain_step_bytes=self.step_bytes,
+            details=self.details,
         )
 
 

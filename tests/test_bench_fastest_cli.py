@@ -32,7 +32,8 @@ Run = Callable[..., Result]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """Runs `mtpx bench ARGS`; int4 costs `PAYS` and is what "auto" takes, int8 costs `own`. `fails`: a
-    plain step of either at which this is raised; `refused`: what loading "auto" says."""
+    plain step of either at which this is raised; `refused`: what loading "auto" says; `eager`: what could
+    be compiled and is not."""
     monkeypatch.setenv("MTPX_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(models, "host_memory", lambda: HostMemory(None, None))
 
@@ -42,6 +43,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
         good: tuple[str, ...] = ("int8", "int4"),
         refused: str = "",
         fails: tuple[int, BaseException] | None = None,
+        eager: str = "",
     ) -> Result:
         clock = VirtualClock()
         steps = iter(range(10**9))
@@ -52,6 +54,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
                 raise BackendError(refused)
             name = "int4" if engine.precision == "auto" else engine.precision
             model = model_in(name, PAYS if name == "int4" else own, clock)
+            if name == eager:
+                model.engine.details = {"compile": "not made"}
             real = model.engine.plain
 
             def plain(slots: Any) -> Any:
@@ -192,6 +196,13 @@ def test_what_the_fastest_costs_is_said_before_it_is_timed(run: Run) -> None:
     assert said in " ".join(result.stderr.split())
     assert "of 72 runs" in result.stderr
     assert run(*INT8, "--quiet").stderr == ""
+
+
+def test_whichever_of_the_two_is_slower_than_it_need_be_is_named(run: Run) -> None:
+    result = run(*INT8, eager="int4")
+    assert result.stderr.count("compiles the step once") == 1
+    assert "mtpx warm simulated --precision int4 compiles" in " ".join(result.stderr.split())
+    assert "mtpx warm" not in run(*INT8, "--quiet", eager="int4").stderr
 
 
 @pytest.mark.parametrize("precision", ["auto", "int4"])

@@ -16,6 +16,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_traces import simulated_trace
+from test_bench_fastest import bench as benched
+from test_bench_fastest import pair, plan
 from test_trace_time import REGIME, Cycle
 from trace_makers import a_round, bench_trace, request, run_record, slot, small_trace, written
 
@@ -56,12 +58,14 @@ def everything() -> list[Record]:
             )
         ),
     ]
+    _, beside = benched(pair(), plan())
     torn = [run_record(), request(0, session=1, reused_tokens=3), a_round(0, slot(1, 1))]
     return [
         *bench,
         *simulated_trace(REGIME, OllamaDepth(), tokens=800, requests=2),
         *small_trace(),
         *believed,
+        *beside,
         *torn,
     ]
 

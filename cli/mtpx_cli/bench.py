@@ -297,10 +297,6 @@ def bench(
         check_writable(html)
     with load_models(pack, engine, against if judged else "", quiet=quiet) as models:
         name = models.model.pack.name
-        if not quiet and models.model.engine.info.details.get("compile") == "not made":
-            note(
-                f"decoding is eager here: mtpx warm {name} compiles the step once, which is faster"
-            )
         result = run_plan(models, plan, chosen, options, path, quiet=quiet)
     if trace_path is None:
         _prune()

@@ -65,6 +65,8 @@ def run_plan(
     from mtpx_cli.bench_view import progress_line
 
     plan = _held_against(models, plan, quiet=quiet)
+    if not quiet:
+        _note_eager(models)
     with ExitStack() as stack:
         line = stack.enter_context(progress_line(quiet))
         writers: list[TraceWriter] = []
@@ -85,6 +87,17 @@ def run_plan(
             progress=line,
             warn=complain,
         )
+
+
+def _note_eager(models: Models) -> None:
+    """A bench of what is slower than it need be is worth a word."""
+    for model in filter(None, (models.model, models.fastest)):
+        info = model.engine.info
+        if info.details.get("compile") == "not made":
+            note(
+                f"decoding in {info.dtype} is eager here: mtpx warm {model.pack.name} --precision {info.dtype} "
+                "compiles the step once, which is faster"
+            )
 
 
 def _held_against(models: Models, plan: Design, *, quiet: bool) -> Design:
