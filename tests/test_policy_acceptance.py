@@ -108,6 +108,37 @@ def test_after_an_alarm_the_rate_before_stays_possible_until_drafts_have_settled
     assert rates[0] + 1.3 * math.sqrt(model.errors(rates)[0]) < 0.4
 
 
+def test_an_alarm_that_was_luck_is_taken_back() -> None:
+    model = alarmed()
+    for i in range(15):
+        model.advance()
+        model.observe(1, int(i % 3 > 0))
+    assert model.expected(1)[0] == pytest.approx(0.67, abs=0.06)
+    assert model.hoped(1) is None
+
+
+def test_the_rates_before_an_alarm_are_no_hope_once_drafts_have_settled_it_but_again_after_a_while() -> (
+    None
+):
+    model = alarmed()
+    assert model.hoped(2) == [pytest.approx(0.65, abs=0.03)] * 2
+    for _ in range(6):
+        model.advance()
+        model.observe(1, 0)
+    assert model.hoped(2) is None
+    model.advance(700)
+    assert model.hoped(2) is not None
+
+
+def test_a_rate_learned_anew_leaves_no_question_of_what_it_was() -> None:
+    model = alarmed()
+    for i in range(80):
+        model.advance()
+        model.observe(1, int(i % 4 == 0))
+    model.advance(5000)
+    assert model.hoped(1) is None
+
+
 def test_positions_that_were_not_reached_move_with_the_others_at_an_alarm() -> None:
     model = DriftingAcceptance()
     for _ in range(50):

@@ -112,6 +112,19 @@ def test_a_stalled_first_sample_is_kept_only_once_confirmed() -> None:
     assert cost(costs, 2) == 12.0
 
 
+def test_a_first_sample_far_above_the_round_that_went_there_is_a_stall() -> None:
+    """It is no dearer than other depths are, so without that round it would hide a dip for good."""
+    costs = MeasuredCosts()
+    for depth, ms in ((0, 10.0), (1, 30.0)):
+        costs.sample(depth, ms)
+        costs.sample(depth, ms)
+    costs.bound(2, 13.0)
+    assert not costs.sample(2, 36.0)
+    assert not costs.measured(2)
+    assert costs.sample(2, 12.0)
+    assert costs.cost(2) == 12.0
+
+
 def test_another_route_starts_anew_and_the_first_one_is_remembered() -> None:
     costs = settled((0, 10.0), (2, 30.0))
     costs.take_route(2, "eager")

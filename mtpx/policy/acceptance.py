@@ -13,8 +13,9 @@ towards the long mean, and carries positions that were not reached along by the 
 log-odds. From 0.85 to 0.4 that takes 4 to 8 rounds at depth 3.
 
 False alarms. Eight drafts that fall in a row may be luck, and a policy that parks on them sees no
-other. So what the rate was before the alarm stays possible: it adds to the variance (`errors`), which
-makes depths worth a trial again, until drafts that are judged have settled it.
+other. So what the rates were before the alarm stays possible, by Bayes' rule over the drafts judged since:
+it adds to the variance (`errors`), is worth a trial while one in ten (`hoped`), and holds again once
+nothing else is likely. Where no draft is judged for long, what a text was like before, it may be again.
 
 Other texts. What the last answer ended with says little of the next one: a table of figures after
 which nothing is drafted is no reason to begin a story without drafts. A mean over `LONG` observations,
@@ -59,9 +60,16 @@ REMEMBERED = 4.0
 """Observations that the long mean is worth in the rate after an alarm."""
 
 FALSE_ALARM = 0.3
-"""Probability that an alarm was luck, as the variance counts it; after each judged draft, `SETTLES` of that."""
+"""Probability that the rates before an alarm still hold, until drafts are judged."""
 
-SETTLES = 0.8
+RETURN = 1000.0
+"""Rounds without a judged draft after which half of that probability is back."""
+
+POSSIBLE, LIKELY = 0.1, 0.9
+"""That probability, below which it is no reason for a trial, and above which the alarm is taken back."""
+
+SETTLED = 50.0
+"""Observations of a rate after which what it was before the alarm is no question any more."""
 
 STALE = 3000.0
 """Rounds after which an unobserved rate is worth one observation."""
@@ -151,7 +159,10 @@ class DriftingAcceptance:
         self._up = self._down = 0.0
         self._risen: list[list[float]] = []
         self._fallen: list[list[float]] = []
-        self._doubt: list[float] = []
+        self._held = 0.0
+        self._weighed = 0
+        self._before: list[float] = []
+        self._after: list[float] = []
 
     @property
     def frontier(self) -> int:
@@ -201,16 +212,33 @@ class DriftingAcceptance:
 
     def errors(self, rates: list[float]) -> list[float]:
         """Variance of each of these rates (`expected`), by how much was seen and how long ago, and by what
-        an alarm that was none would have hidden.
+        they were before an alarm that may have been none.
 
         Laplace's rule of succession keeps a rate of 0 or 1 from passing for certain."""
         out: list[float] = []
+        luck = self._luck
         for i, rate in enumerate(rates):
             n = self.worth(i)
             middle = (n * rate + 1.0) / (n + 2.0)
-            doubt = self._doubt[i] if i < len(self._doubt) else 0.0
+            doubt = 0.0
+            if i < len(self._before):
+                doubt = luck * (self._before[i] - self._after[i]) ** 2
             out.append(middle * (1.0 - middle) / (n + 2.0) + doubt)
         return out
+
+    @property
+    def _luck(self) -> float:
+        """Probability that the rates before the last alarm hold (again)."""
+        if not self._before:
+            return 0.0
+        age = max(0, self._now - self._weighed - FRESH)
+        return self._held + (FALSE_ALARM - self._held) * age / (age + RETURN)
+
+    def hoped(self, limit: int) -> list[float] | None:
+        """Rates of positions 0..limit-1 before the last alarm, while they may hold."""
+        if self._luck < POSSIBLE:
+            return None
+        return [*self._before, *[self._before[-1]] * limit][:limit]
 
     def observe(self, judged: int, accepted: int) -> bool:
         """A sequence's round; True if it raised an alarm. Raises `PolicyError` on impossible counts."""
@@ -226,8 +254,8 @@ class DriftingAcceptance:
                 self._reached.append(0.0)
                 self._risen.append([0.0, 0.0])
                 self._fallen.append([0.0, 0.0])
-                self._doubt.append(0.0)
-            self._doubt[i] *= SETTLES
+            if i < len(self._before):
+                self._weigh(i, stood)
             rate, n = self.rates[i], self.worth(i)
             if n >= TRUST:
                 alarm |= self._watch(i, stood, stood - rate)
@@ -249,6 +277,19 @@ class DriftingAcceptance:
             self.counts[position] = n
             self.rates[position] += (stands - self.rates[position]) / n
             self._seen[position] = self._now
+
+    def _weigh(self, i: int, stood: float) -> None:
+        """Bayes' rule on whether the last alarm was luck; taken back if it was."""
+        old, new = (min(max(rates[i], 0.02), 0.98) for rates in (self._before, self._after))
+        luck = self._luck
+        held = luck * (old if stood else 1.0 - old)
+        self._held = held / (held + (1.0 - luck) * (new if stood else 1.0 - new))
+        self._weighed = self._now
+        if self._held > LIKELY:
+            self.rates[: len(self._before)] = self._before
+            self._before = []
+        elif self.counts[i] >= SETTLED:
+            self._before = []
 
     def _watch(self, i: int, stood: float, residual: float) -> bool:
         self._up = max(0.0, self._up + residual - SLACK)
@@ -282,9 +323,8 @@ class DriftingAcceptance:
             if n < 3.0:
                 self.rates[i] = 1.0 / (1.0 + math.exp(-_logit(self.rates[i]) - shift))
                 self.counts[i] = min(self.counts[i], 4.0)
-        self._doubt = [
-            FALSE_ALARM * (old - new) ** 2 for old, new in zip(before, self.rates, strict=True)
-        ]
+        self._before, self._after = before, list(self.rates)
+        self._held, self._weighed = FALSE_ALARM, self._now
         for pair in (*self._risen, *self._fallen):
             pair[0] = pair[1] = 0.0
 
@@ -309,7 +349,6 @@ class DriftingAcceptance:
         self._reached = list(counts)
         self._risen = [[0.0, 0.0] for _ in rates]
         self._fallen = [[0.0, 0.0] for _ in rates]
-        self._doubt = [0.0] * len(rates)
 
 
 def expected_tokens(rates: Sequence[float]) -> list[float]:

@@ -48,6 +48,10 @@ LEAN = 0.6
 CREDIT, SHARE, MOST = 8.0, 0.003, 10.0
 """Rounds that trials may lose at first; share of rounds that adds to it; the most that gathers."""
 
+RENEWED = 4.0
+"""Credit where content seems to have changed, at least: a policy that parks on it sees no other drafts
+that could tell. Less where that is frequent, since the share of such text is larger already."""
+
 FIRST_INTERVAL, LAST_INTERVAL = 4, 512
 """Rounds between trials of timed depths: at first, and at most."""
 
@@ -219,10 +223,17 @@ class AdaptiveDepth:
             return None
         tokens = expected_tokens(rates)
         trial = choose(
-            costs, rates, errors, tokens, self.selected, credit=self.credit, measured_too=due
+            costs,
+            rates,
+            errors,
+            tokens,
+            self.selected,
+            credit=self.credit,
+            measured_too=due,
+            hoped=self.seen.hoped(self._modes, len(rates)),
         )
         if trial is not None:
-            self.credit -= trial.loss
+            self.credit = max(0.0, self.credit - trial.loss)
             self.trials += 1
             self.lost += trial.loss
         if due:
@@ -304,6 +315,7 @@ class AdaptiveDepth:
             # Other content: what was not worth trying may be now.
             self.interval = self._since = FIRST_INTERVAL
             self._pace += 0.3 * (self._calm - self._pace)
+            self.credit = max(self.credit, RENEWED * min(1.0, 0.25 * self._pace / LAST_INTERVAL))
             self._calm = 0
         elif requests != self._requests:
             self._since = max(self._since, self.interval - FIRST_INTERVAL)
@@ -319,6 +331,7 @@ class AdaptiveDepth:
         self.cutting.last = max(slot.verified for slot in round.slots)
         if excluded == "transition" and self.cutting.last == round.depth:
             self.cutting.note_transition(round.round_ms, costs.cost(round.depth))
+            costs.bound(round.depth, round.round_ms)
         ms: float | None = round.round_ms
         drafting = [slot for slot in round.slots if slot.drafted]
         depth = round.depth

@@ -13,8 +13,10 @@ What `MeasuredCosts` adds:
 - *Stalls.* A sample over `HOLD` times the estimate is held, not believed. Four in a row are a slower
   machine (one sample in a hundred stalls: 1e-8) and believed at once, whole. Nothing makes a
   round too fast: two low ones are enough.
-- *First samples.* A first sample far above what was seen at other depths is kept only once a second
-  has confirmed it, the lower of the two: a stall there would hide the depth for good.
+- *First samples.* A stall in a depth's first sample would hide the depth for good. Changing shape only
+  makes a round longer, so the round that went there is an upper bound (`bound`): a first sample far
+  above it, or, without one, far above what was seen at other depths, is kept only once a second has
+  confirmed it, the lower of the two.
 """
 
 from __future__ import annotations
@@ -115,6 +117,7 @@ class MeasuredCosts:
         self.scale = 1.0
         self.shift = 0.0
         self._aside: dict[tuple[str, int], Cost] = {}
+        self._bound: tuple[int, float] = (-1, 0.0)
         self._now = 0
         self._spread = FIRST_SPREAD
 
@@ -164,8 +167,10 @@ class MeasuredCosts:
         c = self.depths.get(depth)
         if c is None:
             c = Cost(ms, self._now, self.scale, self.shift)
-            others = [self._aged(o) for o in self.depths.values()]
-            c.doubt = bool(others) and ms > HOLD * max(others)
+            most = max((self._aged(o) for o in self.depths.values()), default=ms)
+            if self._bound[0] == depth:
+                most = min(most, self._bound[1])
+            c.doubt = ms > HOLD * most
             self.depths[depth] = c
             return not c.doubt
         now = self._aged(c)
@@ -196,6 +201,10 @@ class MeasuredCosts:
             self.shift += now * machine * off
         self._set(c, now * (1.0 + (own + machine) * off))
         return True
+
+    def bound(self, depth: int, ms: float) -> None:
+        """A round that changed to this depth: a clean one takes no longer."""
+        self._bound = depth, ms
 
     def _believe(self, c: Cost, now: float, ratio: float) -> None:
         """A held surprise was no stall: the machine's if this depth is in use, else the depth's own."""

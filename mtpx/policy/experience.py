@@ -74,6 +74,10 @@ class Experience:
             [share * x + (1.0 - share) * y for x, y in zip(errors, far, strict=True)],
         )
 
+    def hoped(self, modes: Sequence[str], limit: int) -> list[float] | None:
+        """Acceptance by position had content not changed after all, while that is possible."""
+        return self.acceptance[modes[0]].hoped(limit)
+
     def means(self, mode: str, k: int) -> list[float]:
         return self.acceptance[mode].expected(k)
 

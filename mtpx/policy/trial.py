@@ -2,15 +2,21 @@
 
 A depth is worth a trial if its optimistic value beats the selected depth's: committed tokens `Z` deviations
 up, and a cost that is the measured one `Z` deviations down, or, where none was measured, between the
-straight line and the cheapest round seen anywhere: half-way at first, nearer to the latter with time.
-Among those, the most gain for what it is expected to lose.
+straight line and the cheapest round seen anywhere, nearer to the latter with time. The two err
+independently, so their deviations add in squares; a depth that takes luck in both is not tried.
+Among those that are, the most gain for what it is expected to lose.
+
+Credit limits what trials lose. A depth that was never timed may be tried without: one round tells its
+cost for good. It pays if the expected improvement (Mockus 1975) over as many rounds as have passed is
+more than the trial loses: what has gone on so long goes on, and a dip that is missed is missed all the while.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from mtpx.policy.acceptance import optimistic_tokens
+from mtpx.policy.acceptance import expected_tokens, optimistic_tokens
 from mtpx.policy.cost import MeasuredCosts, interpolate
 
 Z = 1.3
@@ -19,8 +25,8 @@ Z = 1.3
 WORTHWHILE = 1.01
 """Optimistic value, relative to the selected depth's, below which nothing is tried."""
 
-TRUST_HALVES, LEAST_TRUST = 500.0, 0.1
-"""How much of the straight line over the cheapest round is believed of a depth that was never timed: half,
+TRUST, TRUST_HALVES, LEAST_TRUST = 0.35, 500.0, 0.1
+"""How much of the straight line over the cheapest round is believed of a depth that was never timed: so much,
 and half of that every so many rounds, so that a dip between two timed depths is found in time."""
 
 SHORTEST, LONGEST = 2, 32
@@ -86,17 +92,21 @@ def choose(
     *,
     credit: float,
     measured_too: bool,
+    hoped: Sequence[float] | None = None,
 ) -> Trial | None:
     """The trial with the most optimistic gain for its expected loss, if one is worthwhile and costs
-    at most `credit` rounds. Without `measured_too` only depths that were never timed are tried.
+    at most `credit` rounds, or pays without. Without `measured_too` only depths that were never timed are tried.
 
-    `rates`, `errors` (k,): acceptance and its variance; `tokens` (k + 1,): expected tokens."""
+    `rates`, `errors` (k,): acceptance and its variance; `tokens` (k + 1,): expected tokens; `hoped` (k,):
+    what acceptance may be just as well."""
     curve = [(d, ms) for d, ms in costs.curve() if costs.measured(d)]
     floor = min(ms for _, ms in curve)
-    trust = max(LEAST_TRUST, 0.5 ** (1.0 + costs.rounds / TRUST_HALVES))
+    trust = max(LEAST_TRUST, TRUST * 0.5 ** (costs.rounds / TRUST_HALVES))
     own_ms = interpolate(curve, selected)
     value = tokens[selected] / own_ms
     high = optimistic_tokens(rates, errors, Z, known=selected)
+    if hoped is not None:
+        high = [max(two) for two in zip(high, expected_tokens(hoped), strict=True)]
     best: Trial | None = None
     best_score = 0.0
     for depth in range(len(tokens)):
@@ -106,16 +116,28 @@ def choose(
         ms = interpolate(curve, depth)
         own = ms * max(0.6, 1.0 - Z * costs.deviation(depth)) if known else 0.0
         low = own or floor + (ms - floor) * trust
-        gain = high[depth] / low / value
+        mean = tokens[depth] / ms / value
+        luck = math.hypot(math.log(high[depth] / tokens[depth]), math.log(ms / low))
+        gain = mean * math.exp(luck)
         if gain < WORTHWHILE:
             continue
         a_round = ms / own_ms * max(0.0, 1.0 - tokens[depth] / ms / value)
         moving = TRANSITION * (1.0 + ms / own_ms)
         loss = max(SHORTEST * a_round, moving) + moving
         score = (gain - 1.0) / loss
-        if loss <= credit and score > best_score:
+        pays = not known and _improvement(mean, (gain - mean) / Z) * costs.rounds > loss
+        if (loss <= credit or pays) and score > best_score:
             best_score = score
             best = Trial(depth, known=known, loss=loss, moving=moving, value=value)
             if known:
                 best.plan(a_round)
     return best
+
+
+def _improvement(mean: float, deviation: float) -> float:
+    """By how much what is normally distributed exceeds 1, in expectation."""
+    if deviation <= 0.0:
+        return max(0.0, mean - 1.0)
+    u = (1.0 - mean) / deviation
+    density = math.exp(-0.5 * u * u) / math.sqrt(2.0 * math.pi)
+    return deviation * (density - 0.5 * u * math.erfc(u / math.sqrt(2.0)))
