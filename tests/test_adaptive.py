@@ -6,22 +6,20 @@ import json
 import math
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from regime_makers import regime
 from trace_makers import a_round, slot
 
-from mtpx.decode import Request, decode
 from mtpx.errors import PolicyError
 from mtpx.policy import Batch, DepthPolicy, FixedDepth
 from mtpx.policy.adaptive import AdaptiveDepth
 from mtpx.policy.ollama import OllamaDepth
 from mtpx.policy.registry import make_policy
 from mtpx.round import Round, Route
-from mtpx.sampling import Sampling
-from mtpx.simulate import Change, Regime, SimulatedEngine
+from mtpx.simulate import Change
 from mtpx.simulate.light import play
 from mtpx.simulate.scenario import Scenario
 
@@ -52,16 +50,6 @@ class Driver:
 
     def run(self, rounds: int) -> list[Round]:
         return [self.round() for _ in range(rounds)]
-
-
-def regime(**fields: Any) -> Scenario:
-    known: dict[str, Any] = {
-        "acceptance": [0.8, 0.7, 0.6],
-        "cost_ms": {1: [10.0, 11.0, 12.0, 13.0]},
-        "draft_ms": 0.2,
-        "noise": 0.02,
-    }
-    return Scenario(**(known | fields))
 
 
 @pytest.mark.parametrize("make", [AdaptiveDepth, OllamaDepth])
@@ -101,12 +89,12 @@ def test_the_last_token_of_a_budget_is_not_a_parked_depth() -> None:
     driver.run(200)
     policy = driver.policy
     assert isinstance(policy, AdaptiveDepth)
-    before, interval = policy.selected, policy.interval
+    before, interval = policy.selected, policy.asking.interval
     assert before == 3
     for cap in (2, 1, 0):
         round = driver.round(cap=cap)
         assert round.depth <= cap
-    assert (policy.selected, policy.interval) == (before, interval)
+    assert (policy.selected, policy.asking.interval) == (before, interval)
 
 
 @pytest.mark.parametrize(
@@ -252,114 +240,6 @@ def test_drafts_that_fell_by_bad_luck_do_not_park_a_policy_for_long() -> None:
         parked += int((depths[612:] == 0).sum())
     # Where an alarm is simply believed, a third of the runs is parked until its end: 9,000.
     assert parked < 4500
-
-
-# -- cuts ------------------------------------------------------------------------------------------
-
-DEAR = regime(
-    acceptance=[0.5, 0.5, 0.5], cost_ms={1: [10.0, 13.0, 16.0, 19.0]}, spread=1.0, stall=0.01
-)
-"""Rows are dear, the head knows when it errs, and a change of shape costs nothing."""
-
-
-@pytest.mark.parametrize("greedy", [True, False])
-@pytest.mark.parametrize("apart", [True, False])
-def test_cuts_pay_where_rows_are_dear_and_the_head_knows_when_it_errs(
-    greedy: bool, apart: bool
-) -> None:
-    def rate(*, cuts: bool) -> float:
-        runs = [
-            play(AdaptiveDepth(cuts=cuts), DEAR, seed=seed, greedy=greedy, timed_apart=apart)
-            for seed in range(2)
-        ]
-        return float(np.mean([run.rate for run in runs]))
-
-    assert rate(cuts=True) > 1.005 * rate(cuts=False)
-
-
-def test_confidence_is_not_read_where_a_row_is_free() -> None:
-    flat = regime(spread=1.0, cost_ms={1: [10.0, 10.0, 10.0, 10.0]})
-    policy = AdaptiveDepth()
-    play(policy, flat, rounds=1500)
-    assert not policy.cutting.reading
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_loop_runs_the_policy_with_its_cuts(temperature: float) -> None:
-    engine = SimulatedEngine(
-        Regime(acceptance=DEAR.acceptance, cost_ms=DEAR.cost_ms, draft_ms=0.2, spread=1.0)
-    )
-    sampling = Sampling(temperature=temperature)
-    open_slot = engine.open([1, 2, 3], sampling, seed=1)
-    engine.prefill(open_slot, 8)
-    policy = AdaptiveDepth()
-    request = Request(0, open_slot, sampling, 3000)
-    cut = 0
-    for round in decode(engine, policy, [request], clock=engine.clock):
-        cut += round.decision.cut if round.decision else 0
-    assert request.stop == "length"
-    assert len(request.delivered) == 3000
-    assert cut > 20
-
-
-STEPS = regime(
-    acceptance=[0.5, 0.5, 0.5],
-    cost_ms={1: [10.0, 10.2, 10.9, 11.6]},
-    draft_ms=1.5,
-    spread=1.0,
-    stall=0.01,
-    noise=0.02,
-)
-"""Head steps are dear, rows are not, and a change of shape costs nothing."""
-
-
-@pytest.mark.parametrize("greedy", [True, False])
-def test_stopping_early_pays_where_head_steps_are_dear_and_the_head_knows_when_it_errs(
-    greedy: bool,
-) -> None:
-    def rate(*, cuts: bool) -> float:
-        runs = [
-            play(AdaptiveDepth(cuts=cuts), STEPS, seed=seed, greedy=greedy) for seed in range(3)
-        ]
-        return float(np.mean([run.rate for run in runs]))
-
-    assert rate(cuts=True) > 1.005 * rate(cuts=False)
-
-
-def test_a_reading_a_draft_that_costs_more_than_it_saves_is_given_up() -> None:
-    slow = msgspec.structs.replace(STEPS, read_ms=1.0)
-    policy = AdaptiveDepth()
-    play(policy, slow, rounds=2500)
-    assert not policy.cutting.reading
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_loop_runs_the_policy_with_chains_that_stop(temperature: float) -> None:
-    engine = SimulatedEngine(msgspec.structs.replace(STEPS, noise=0.0, stall=0.0))
-    sampling = Sampling(temperature=temperature)
-    open_slot = engine.open([1, 2, 3], sampling, seed=1)
-    engine.prefill(open_slot, 8)
-    policy = AdaptiveDepth()
-    request = Request(0, open_slot, sampling, 4000)
-    stopped = 0
-    for round in decode(engine, policy, [request], clock=engine.clock):
-        assert round.decision is not None
-        if round.decision.stopped:
-            stopped += 1
-            assert round.slots[0].drafted > 0
-            assert round.slots[0].drafted + round.decision.stopped <= 3
-    assert len(request.delivered) == 4000
-    assert stopped > 20
-
-
-def test_what_was_learned_of_confidence_is_kept() -> None:
-    first = AdaptiveDepth()
-    play(first, STEPS, rounds=3000)
-    assert first.cutting.reading
-    second = AdaptiveDepth()
-    second.restore(json.loads(json.dumps(first.state())))
-    assert second.cutting.explain() == first.cutting.explain()
-    assert "selected" in play(second, STEPS, rounds=20).reasons
 
 
 # -- state -----------------------------------------------------------------------------------------

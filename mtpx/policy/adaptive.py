@@ -8,10 +8,7 @@ that were timed. What remains is what to try, and when:
   head no cost could make up for the tokens, and nothing is tried.
 - *Lean deep.* Rates enter the selection `LEAN` deviations up: a depth too deep observes every position
   and corrects itself, a depth too shallow never sees what it misses.
-- *A budget.* Trials are paid from credit: a few rounds at the start, then `SHARE` of all rounds. Trials
-  of what was timed before also wait for an interval, 4 to 512 rounds, that doubles while they change
-  nothing; a change of selection or content resets it. Credit gathers while nothing is tried, so that
-  it is there when a change is noticed.
+- *A budget.* What trials may lose, and how often there is one, is limited (`mtpx.policy.asking`).
 - *Age.* What was not observed lately is less certain, so a parked policy asks again, cheaply, for ever.
 
 Costs, stalls, throttling: `mtpx.policy.cost`. Drift: `mtpx.policy.acceptance`. Cuts: `mtpx.policy.cutting`.
@@ -27,12 +24,12 @@ import numpy as np
 
 from mtpx.errors import PolicyError
 from mtpx.policy.acceptance import expected_tokens, optimistic_tokens
+from mtpx.policy.asking import Asking
 from mtpx.policy.cost import MeasuredCosts
 from mtpx.policy.cutting import Cutting
 from mtpx.policy.experience import MODES, Experience, Group, why_parked
 from mtpx.policy.gate import Gate
 from mtpx.policy.informed import InformedRound
-from mtpx.policy.trial import Trial, choose
 from mtpx.round import Decision, Round
 
 if TYPE_CHECKING:
@@ -44,23 +41,6 @@ HYSTERESIS = 1.005
 
 LEAN = 0.6
 """Standard deviations of the expected tokens that selection adds."""
-
-CREDIT, SHARE, MOST = 8.0, 0.003, 10.0
-"""Rounds that trials may lose at first; share of rounds that adds to it; the most that gathers."""
-
-RENEWED = 4.0
-"""Credit where content seems to have changed, at least: a policy that parks on it sees no other drafts
-that could tell. Less where that is frequent, since the share of such text is larger already."""
-
-FIRST_INTERVAL, LAST_INTERVAL = 4, 512
-"""Rounds between trials of timed depths: at first, and at most."""
-
-SHORTEST_LAST = 32
-"""What `LAST_INTERVAL` shrinks to where content keeps changing: to a quarter of the mean time between
-changes."""
-
-TRIAL_LOSS = 0.6
-"""Rounds a typical trial loses: what pays for one an interval."""
 
 REVIEW = 4
 """Rounds between two selections, unless something happened: a few samples hardly move a belief."""
@@ -105,19 +85,12 @@ class AdaptiveDepth:
         self.seen = Experience(() if cost_feedback else self.prior_costs)
         self.cutting = Cutting()
         self.selected = 0
-        self.interval = FIRST_INTERVAL
-        self.credit = CREDIT
-        self.trials = 0
-        self.lost = 0.0
-        self._since = 0
+        self.asking = Asking()
         self._seeding = 0
         self._rounds = 0
         self._review = 0
         self._reviewed: Group | None = None
-        self._calm = 0
-        self._pace = 4.0 * LAST_INTERVAL
         self._head = 0
-        self._trial: Trial | None = None
         self._gate = Gate()
         self._decision = Decision()
         self._modes: list[str] = [MODES[0]]
@@ -148,7 +121,7 @@ class AdaptiveDepth:
             for depth in list(costs.depths):
                 costs.take_route(depth, batch.route(depth).kind)
         if limit == self._head and self._rounds < self._review and group == self._reviewed:
-            trial = self._trial
+            trial = self.asking.trial
             if trial is None:
                 return self._settled()
             if not trial.over:
@@ -167,21 +140,22 @@ class AdaptiveDepth:
             # The end of a budget: choose within it, but neither learn a selection nor try anything.
             return self._decide(best, "cap")
         if best != self.selected:
-            self.selected, self.interval, self._since = best, FIRST_INTERVAL, 0
+            self.selected = best
+            self.asking.selection_changed()
             self.cutting.recheck()
         return self._scheduled(costs, rates, errors)
 
     def _scheduled(self, costs: MeasuredCosts, rates: list[float], errors: list[float]) -> int:
         """A trial, if one goes on or is due; else the selected depth, or the one to cut from."""
         self._kept = None
-        trial = self._trial
-        if trial is not None and (trial.over or trial.depth == self.selected):
-            trial = None
-        if trial is None and self.cost_feedback:
-            trial = self._next_trial(costs, rates, errors)
-        self._trial = trial
-        if trial is not None:
-            return self._decide(trial.depth, trial.reason)
+        asking = self.asking
+        if asking.trial is not None and (asking.trial.over or asking.trial.depth == self.selected):
+            asking.trial = None
+        if asking.trial is None and self.cost_feedback:
+            hoped = self.seen.hoped(self._modes, len(rates))
+            asking.next(costs, rates, errors, self.selected, hoped)
+        if asking.trial is not None:
+            return self._decide(asking.trial.depth, asking.trial.reason)
         if self.cuts and self.cost_feedback and self.cutting.due:
             self.cutting.look(
                 costs,
@@ -215,32 +189,6 @@ class AdaptiveDepth:
         self._kept = InformedRound(self.cutting, self.seen, costs, self._modes, caps, self.selected)
         return self._kept
 
-    def _next_trial(
-        self, costs: MeasuredCosts, rates: list[float], errors: list[float]
-    ) -> Trial | None:
-        due = self._since >= self.interval
-        if not due and (len(costs.depths) > len(rates)):
-            return None
-        tokens = expected_tokens(rates)
-        trial = choose(
-            costs,
-            rates,
-            errors,
-            tokens,
-            self.selected,
-            credit=self.credit,
-            measured_too=due,
-            hoped=self.seen.hoped(self._modes, len(rates)),
-        )
-        if trial is not None:
-            self.credit = max(0.0, self.credit - trial.loss)
-            self.trials += 1
-            self.lost += trial.loss
-        if due:
-            self._since = 0
-            self.interval = min(2 * self.interval, self._longest)
-        return trial
-
     @property
     def wants_confidence(self) -> bool:
         """Whether confidences decide in this round."""
@@ -250,11 +198,6 @@ class AdaptiveDepth:
     def wants_steps(self) -> bool:
         """Whether they also decide how long its chains become."""
         return self._informed is not None and self.cutting.stepwise
-
-    @property
-    def _longest(self) -> int:
-        """The longest interval: content that was seen to change is asked about more often."""
-        return min(LAST_INTERVAL, max(SHORTEST_LAST, int(self._pace / 4)))
 
     def _decide(self, depth: int, reason: str) -> int:
         self._decision = Decision(selected=self.selected, reason=reason)
@@ -293,9 +236,7 @@ class AdaptiveDepth:
     # -- learning ------------------------------------------------------------------------------
 
     def observe(self, round: Round) -> None:
-        self._since += 1
-        self._calm += 1
-        self.credit = min(MOST, self.credit + max(SHARE, TRIAL_LOSS / self._longest))
+        self.asking.tick()
         self.seen.advance()
         requests = [slot.request for slot in round.slots]
         if not set(requests) <= set(self._requests):
@@ -312,13 +253,9 @@ class AdaptiveDepth:
         self.cutting.tick()
         if alarm:
             self._review = 0
-            # Other content: what was not worth trying may be now.
-            self.interval = self._since = FIRST_INTERVAL
-            self._pace += 0.3 * (self._calm - self._pace)
-            self.credit = max(self.credit, RENEWED * min(1.0, 0.25 * self._pace / LAST_INTERVAL))
-            self._calm = 0
+            self.asking.content_changed()
         elif requests != self._requests:
-            self._since = max(self._since, self.interval - FIRST_INTERVAL)
+            self.asking.answer_begins()
         self._requests = requests
 
     def _timed(self, round: Round) -> str:
@@ -356,12 +293,12 @@ class AdaptiveDepth:
                 costs.take_route(depth, round.route.kind)
             if not costs.sample(depth, ms):
                 excluded = "stall"
-        if self._trial is not None:
+        if self.asking.trial is not None:
             self._follow_trial(costs, round, clean=not excluded)
         return excluded
 
     def _follow_trial(self, costs: MeasuredCosts, round: Round, *, clean: bool) -> None:
-        trial = self._trial
+        trial = self.asking.trial
         if trial is None or not round.round_ms > 0.0:
             return
         if not trial.length and clean:
@@ -378,9 +315,9 @@ class AdaptiveDepth:
         """What it believes, what trials cost so far in rounds, and, while parked, why."""
         out: dict[str, Any] = {
             "selected": self.selected,
-            "interval": self.interval,
-            "trials": self.trials,
-            "trials_lost_rounds": self.lost,
+            "interval": self.asking.interval,
+            "trials": self.asking.trials,
+            "trials_lost_rounds": self.asking.lost,
             **self.seen.explain(),
             "cutting": self.cutting.explain(),
         }
@@ -406,8 +343,7 @@ class AdaptiveDepth:
         return {
             "policy": self.name,
             "selected": self.selected,
-            "interval": self.interval,
-            "credit": self.credit,
+            **self.asking.state(),
             "cutting": self.cutting.state(),
             **self.seen.state(),
         }
@@ -422,16 +358,10 @@ class AdaptiveDepth:
             fresh.seen.restore(state)
             fresh.cutting.restore(state["cutting"], MODES)
             fresh.selected = int(state["selected"])
-            fresh.interval = int(state["interval"])
-            fresh.credit = float(state["credit"])
+            fresh.asking.restore(state)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise PolicyError("this is not the state of the policy 'adaptive'") from error
-        sane = (
-            state.get("policy") == self.name
-            and 0 <= fresh.selected <= 64
-            and FIRST_INTERVAL <= fresh.interval <= LAST_INTERVAL
-            and 0.0 <= fresh.credit <= MOST
-        )
+        sane = state.get("policy") == self.name and 0 <= fresh.selected <= 64
         if not sane:
             raise PolicyError("the stored state of the policy 'adaptive' leaves its range")
         self.__dict__.update(fresh.__dict__)
