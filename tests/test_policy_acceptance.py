@@ -11,14 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpx.errors import PolicyError
-from mtpx.policy.acceptance import (
-    BEGINNING,
-    CARRIED,
-    AcceptanceModel,
-    DriftingAcceptance,
-    expected_tokens,
-    optimistic_tokens,
-)
+from mtpx.policy.acceptance import AcceptanceModel, expected_tokens, optimistic_tokens
+from mtpx.policy.drift import BEGINNING, CARRIED, DriftingAcceptance
 
 
 def test_the_first_observation_sets_a_rate_and_later_ones_weigh_a_tenth() -> None:

@@ -11,7 +11,7 @@ that were timed. What remains is what to try, and when:
 - *A budget.* What trials may lose, and how often there is one, is limited (`mtpx.policy.asking`).
 - *Age.* What was not observed lately is less certain, so a parked policy asks again, cheaply, for ever.
 
-Costs, stalls, throttling: `mtpx.policy.cost`. Drift: `mtpx.policy.acceptance`. Cuts: `mtpx.policy.cutting`.
+Costs, stalls, throttling: `mtpx.policy.cost`. Drift: `mtpx.policy.drift`. Cuts: `mtpx.policy.cutting`.
 What was tried and lost: docs/policy.md.
 """
 

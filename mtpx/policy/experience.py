@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mtpx.errors import PolicyError
-from mtpx.policy.acceptance import DriftingAcceptance
 from mtpx.policy.confidence import Calibration
 from mtpx.policy.cost import MeasuredCosts
+from mtpx.policy.drift import DriftingAcceptance
 from mtpx.round import SlotRound
 
 GROUPS = 16
