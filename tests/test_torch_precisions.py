@@ -12,6 +12,7 @@ from torch_makers import make_gguf_pack
 from mtpx.backend import EngineOptions
 from mtpx.errors import NonFiniteLogits
 from mtpx.packs import Pack
+from mtpx.precision import TIERS
 from mtpx.testing import Check, Subject
 from mtpx.testing.bits import rows_keep_their_bits
 from mtpx.testing.greedy import (
@@ -21,6 +22,7 @@ from mtpx.testing.greedy import (
 )
 from mtpx.testing.rules import damaged_logits_raise, rewinding_restores_the_state
 from mtpx_torch import TorchBackend
+from mtpx_torch.ahead import exported
 from mtpx_torch.inspect import InspectableEngine
 from mtpx_torch.int8 import split
 from mtpx_torch.recipe import reasons
@@ -100,6 +102,21 @@ def test_the_compiled_route_keeps_bits(pack: Pack, precision: str) -> None:
         assert every_depth_gives_the_plain_text(shared).ties == 0
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("precision", ABLE)
+def test_every_step_can_be_traced_for_any_number_of_rows(
+    pack: Pack, precision: str, tier: str
+) -> None:
+    engine = load(pack, precision, tier=tier)
+    with torch.no_grad():
+        traced = {job.name: exported(job) for job in engine.jobs()}
+    engine.close()
+    several = {name for name in traced if name.endswith("-n")}
+    assert several == {"step-n", "head-n"}
+    # The number of rows and the reach of the attention.
+    assert {len(traced[name].range_constraints) for name in several} == {2}
 
 
 class _Kept(InspectableEngine):

@@ -34,12 +34,8 @@ def build(job: Job[T], folder: Path, work: Path) -> None:
     """Make the job's library in `folder`, by way of files in `work`. Minutes. Not in inference mode: the
     inputs must be tensors that may be written to. Raises whatever torch's compiler does."""
     package = work / f"{job.name}.pt2"
-    weights = job.weights.tensors()
-    exported = torch.export.export(
-        _Module(job), (weights, job.inputs), dynamic_shapes=_open(job, len(weights)), strict=False
-    )
     torch._inductor.aoti_compile_and_package(
-        exported, package_path=str(package), inductor_configs=OPTIONS
+        exported(job), package_path=str(package), inductor_configs=OPTIONS
     )
     with zipfile.ZipFile(package) as packed:
         (found,) = (PurePosixPath(n) for n in packed.namelist() if n.endswith(".so"))
@@ -49,6 +45,14 @@ def build(job: Job[T], folder: Path, work: Path) -> None:
             write_atomically(to.with_suffix(".json"), packed.read(described))
         write_atomically(to.with_suffix(".sha256"), hashlib.sha256(code).hexdigest().encode())
         write_atomically(to, code)
+
+
+def exported(job: Job[Any]) -> torch.export.ExportedProgram:
+    """The job's function of its weights and inputs, traced; as `build` needs it."""
+    weights = job.weights.tensors()
+    return torch.export.export(
+        _Module(job), (weights, job.inputs), dynamic_shapes=_open(job, len(weights)), strict=False
+    )
 
 
 def whole(job: Job[T], folder: Path) -> bool:

@@ -120,12 +120,16 @@ def mix(
         return out.reshape(rows, heads, d)
     stacked = q.transpose(0, 1).reshape(1, keys.shape[0], -1, d)
     own = stacked.shape[2]
-    if mask is not None and mask.shape[0] > own:
+    again = mask is not None and mask.shape[0] > own
+    if mask is not None and again:
         stacked = torch.cat([stacked] * (mask.shape[0] // own), dim=2)
     out = F.scaled_dot_product_attention(
         stacked, keys.unsqueeze(0), values.unsqueeze(0), attn_mask=mask
     )
-    return out[:, :, :own].reshape(heads, rows, d).transpose(0, 1)
+    if again:
+        out = out[:, :, :own]
+    apart: torch.Tensor = out[0].unflatten(1, (heads // keys.shape[0], rows))
+    return apart.permute(2, 0, 1, 3).reshape(rows, heads, d)
 
 
 def mix_in_order(
