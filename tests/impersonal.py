@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 def impersonal(text: str) -> str:
     """`text`, the names of the user, the home folder, the machine and mtpx's own folders replaced."""
     for name, instead in folders():
-        text = text.replace(name, instead)
+        # A whole name: /tmp is not what /tmpfs begins with, and stands at the start of /tmp/tmp1 only.
+        text = re.sub(rf"{re.escape(name)}(?![\w-])", lambda _, said=instead: said, text)
     names = [(user_name(), "user"), *((name, "machine") for name in host_names())]
     for name, instead in names:
         # A short or everyday name also stands inside other words.

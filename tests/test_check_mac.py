@@ -134,6 +134,12 @@ def test_the_steps_run_under_nobodys_settings(
     }
 
 
+def test_a_folder_is_replaced_where_its_whole_name_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(impersonal.tempfile, "gettempdir", lambda: "/scratch")
+    said = impersonal.impersonal("/scratch/scratch1/a, /scratchpad, in /scratch.")
+    assert said == "tmp/scratch1/a, /scratchpad, in tmp."
+
+
 @pytest.mark.parametrize("quick", [True, False])
 def test_every_step_runs_something_that_is_there(tmp_path: Path, quick: bool) -> None:
     chosen = steps(tmp_path, quick=quick)
