@@ -172,12 +172,13 @@ class AdaptiveDepth:
         cutting = self.cutting
         if cutting.reading and self._group and self.seen.calibrated(self._modes):
             costs = self.seen.costs_of(self._group)
-            if cutting.seeds(costs):
-                return self._decide(cutting.depth, "seed")
+            depth = cutting.drafting
+            if cutting.seeds(costs, depth):
+                return self._decide(depth, "seed")
             if cutting.reading:
-                caps = [min(cutting.depth, cap) for cap in self._caps]
+                caps = [min(depth, cap) for cap in self._caps]
                 self._informed = self._informed_round(costs, caps)
-                return self._decide(cutting.depth, "selected")
+                return self._decide(depth, "selected")
         return self._decide(self.selected, "selected" if self.selected else "park")
 
     def _informed_round(self, costs: MeasuredCosts, caps: list[int]) -> InformedRound:

@@ -9,7 +9,8 @@ costs a synchronisation and a draft that is cut its head step, so all of it must
 - *Measuring*: `READS` rounds that read and still make and verify everything: what they take longer is the
   price of reading, of each way its own. Where draft and verify are not timed apart, `CUTS` rounds that
   verify one draft less, whatever the confidences: the price of a head step is in the difference of
-  their sums.
+  their sums. A reading costs the same wherever it is made, so these rounds draft no deeper than costs
+  `DEAREST` of what they are worth: a deep chain that nobody cuts is a dear place to ask.
 - *On* while the gain exceeds that price; else off, and asked again later and later.
 
 A cut changes the shape of the forward, and a changed shape costs extra (`transition`, learned): every depth
@@ -40,6 +41,9 @@ EVERY, PATIENCE = 64, 256
 """Rounds between two looks: at first, and at most, while they change nothing."""
 
 READS, CUTS = 16, 7
+
+DEAREST = 0.1
+"""Share of a round's worth that a measuring round may lose, against the selected depth."""
 
 SURE = 0.012
 """Relative deviation of a depth's cost at which the price of reading is measured there."""
@@ -76,6 +80,7 @@ class Cutting:
         self._wait = self._regret = EVERY
         self._since = 0
         self._reads = self._seeds = 0
+        self._measured_at = 2
         self._steps: list[float] = []
         self._extra: list[float] = []
 
@@ -83,12 +88,17 @@ class Cutting:
     def reading(self) -> bool:
         return self.depth > 0
 
-    def seeds(self, costs: MeasuredCosts) -> bool:
-        """Whether this round drafts as deep and does not read: the price of reading is told from what
+    @property
+    def drafting(self) -> int:
+        """How deep this round drafts."""
+        return min(self.depth, self._measured_at) if self.measuring else self.depth
+
+    def seeds(self, costs: MeasuredCosts, depth: int) -> bool:
+        """Whether this round drafts `depth` deep and does not read: the price of reading is told from what
         rounds of that depth take without it. `SEEDS` such rounds at most; a depth that was not timed in
         them is given up."""
-        known = costs.measured(self.depth)
-        if known and (self._reads or costs.deviation(self.depth) <= SURE):
+        known = costs.measured(depth)
+        if known and (self._reads or costs.deviation(depth) <= SURE):
             return False
         self._seeds += 1
         if self._seeds > SEEDS and not known:
@@ -210,6 +220,10 @@ class Cutting:
                 if value > best_value:
                     best, best_value = (depth, stepwise), value
         self.gain = best_value / plain - 1.0
+        worth = {d: tokens[d] / _straight(curve, d) for d in depths}
+        least = (1.0 - DEAREST) * tokens[selected] / own_ms
+        # Stepwise, one draft is made without being asked about.
+        self._measured_at = max([2, *(d for d in depths if worth[d] >= least)])
         if self.gain > (STAY if was[0] else MARGIN):
             self.depth, self.stepwise = best
         else:
