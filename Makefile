@@ -1,4 +1,4 @@
-# make demo   sets everything up, fetches the embedded model, benches it, reports
+# make demo   sets everything up, fetches the embedded model, compiles it, benches it, reports
 # make test   sets everything up and passes the tests, lint, types and layering included
 # make test-slow   the tests that take minutes each
 # Both need Python 3.11 or newer and make; PYTHON=python3.12 chooses another interpreter.
@@ -11,6 +11,8 @@ READY := $(VENV)/.ready
 .PHONY: demo test setup lint types layers unit test-slow bench bench-peers overhead train-head check-mac clean
 
 demo: setup
+	$(BIN)/mtpx warm smollm2-135m || echo "It runs eagerly, then."
+	@echo
 	$(BIN)/mtpx bench smollm2-135m --plain-baseline
 	@echo
 	$(BIN)/mtpx trace report

@@ -3,6 +3,8 @@ says, and a row keeps its bits whatever runs beside it, on either route."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -92,7 +94,7 @@ def test_a_row_keeps_its_bits_whatever_runs_beside_it(pack: Pack, precision: str
 
 
 @pytest.mark.parametrize("precision", ABLE)
-def test_the_compiled_route_keeps_bits(pack: Pack, precision: str) -> None:
+def test_the_compiled_route_keeps_bits(pack: Pack, precision: str, own_folders: Path) -> None:
     engine = load(pack, precision, "now", tier="row-invariant")
     try:
         assert engine.info.details["compile"] == "ready"

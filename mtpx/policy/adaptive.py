@@ -156,7 +156,7 @@ class AdaptiveDepth:
             asking.next(costs, rates, errors, self.selected, hoped)
         if asking.trial is not None:
             return self._decide(asking.trial.depth, asking.trial.reason)
-        if self.cuts and self.cost_feedback and self.cutting.due:
+        if self._alone and self.cuts and self.cost_feedback and self.cutting.due:
             self.cutting.look(
                 costs,
                 expected_tokens(rates),
@@ -170,7 +170,7 @@ class AdaptiveDepth:
     def _settled(self) -> int:
         """The selected depth, or the one to cut from or to stop before."""
         cutting = self.cutting
-        if cutting.reading and self._group and self.seen.calibrated(self._modes):
+        if self._alone and cutting.reading and self._group and self.seen.calibrated(self._modes):
             costs = self.seen.costs_of(self._group)
             depth = cutting.drafting
             if cutting.seeds(costs, depth):
@@ -180,6 +180,12 @@ class AdaptiveDepth:
                 self._informed = self._informed_round(costs, caps)
                 return self._decide(depth, "selected")
         return self._decide(self.selected, "selected" if self.selected else "park")
+
+    @property
+    def _alone(self) -> bool:
+        """Whether one sequence is decoded. A batch's forward changes shape with each of its cuts, which the
+        rehearsal, sequence by sequence, does not see."""
+        return self._group is not None and self._group[0] == 1
 
     def _informed_round(self, costs: MeasuredCosts, caps: list[int]) -> InformedRound:
         """The round before's, until the next review, where it was one of sequences like these."""
