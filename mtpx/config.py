@@ -72,8 +72,8 @@ class Environment:
             carry_debug=env.get("MTPX_CARRY_DEBUG", "") not in ("", "0"),
             no_color=bool(env.get("NO_COLOR")),
             term=env.get("TERM", "dumb"),
-            cc=env.get("CC") or None,
-            cxx=env.get("CXX") or None,
+            cc=env.get("CC", "").strip() or None,
+            cxx=env.get("CXX", "").strip() or None,
         )
 
 

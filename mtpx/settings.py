@@ -124,6 +124,8 @@ APPLIES: dict[str, tuple[str, ...]] = {
     "run": (*COMMON, *CHOOSING, "max_tokens", *SAMPLING),
     "bench": (*COMMON, "cost_feedback"),
     "doctor": (*COMMON, *CHOOSING),
+    "warm": COMMON[:-1],  # all but how it compiles, which is its business
+    "measure": ("pack", "backend", "device", "threads", "precision", "tier"),
 }
 """Command → the settings it takes."""
 

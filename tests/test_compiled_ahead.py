@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from command import Command
 
 import mtpx
-from mtpx import paths
+from mtpx import packs, paths
 from mtpx.api import Model
 from mtpx.backend import COMPILE
-from mtpx_torch import compiling, kept
+from mtpx_torch import ahead, compiling, kept, tier
 from mtpx_torch.captured import captured
 from mtpx_torch.graphs import adopt, reason
 from mtpx_torch.kept import MadeFor
 from mtpx_torch.places import Places
+from mtpx_torch.recipe import make_recipe
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "precision": "float32", "threads": 1, "context": 128}
 PROMPT = list(range(3, 23))
@@ -82,7 +86,7 @@ def test_nothing_is_left_of_making_but_what_was_made(
     (folder,) = (cache / "compiled").iterdir()
     names = {path.name for path in folder.iterdir()} - {".lock"}
     of = {f"{name}.{kind}" for name in ("head-n", "step-n") for kind in ("json", "sha256", "so")}
-    assert names == {"made-for.json", *of}
+    assert names == {"made-for.json", "complete", *of}
 
 
 @pytest.mark.usefixtures("made", "nobody_compiles")
@@ -137,6 +141,54 @@ def test_a_torn_library_is_not_loaded_and_is_made_again(tiny_pack: Path, cache: 
         assert (state(model), model.engine.route([1]).kind) == ("not made", "eager")
     with load(tiny_pack, "now") as model:
         assert state(model) == "ready"
+
+
+@pytest.mark.usefixtures("made")
+@pytest.mark.parametrize("part", [".so", ".json"])
+def test_a_library_that_cannot_be_loaded_is_made_again(
+    tiny_pack: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    # Elsewhere: a library that this process has loaded is not read again from the same place.
+    elsewhere = shutil.copytree(cache, tmp_path / "cache")
+    monkeypatch.setenv("MTPX_CACHE_DIR", str(elsewhere))
+    useless = libraries(elsewhere)[1]
+    rest = useless.with_suffix(".rest")
+    rest.write_bytes(b"rubbish")
+    rest.replace(useless.with_suffix(part))
+    digest = ahead._digest(useless.read_bytes(), useless.with_suffix(".json").read_bytes())
+    useless.with_suffix(".sha256").write_text(digest)
+    with load(tiny_pack, "auto") as model:
+        assert model.engine.route([1]).kind == "eager"
+    with load(tiny_pack, "now") as model:
+        assert state(model) == "ready"
+
+
+@pytest.mark.usefixtures("made")
+def test_a_head_wired_in_another_way_takes_other_graphs(tiny_pack: Path) -> None:
+    pack = packs.resolve(tiny_pack)
+    assert pack.contract is not None
+    other = replace(pack, contract=msgspec.structs.replace(pack.contract, recycled="before"))
+    recipe = make_recipe("float32", torch.device("cpu"))
+    here, there = (MadeFor.here(p, recipe, "standard", 4, 128) for p in (pack, other))
+    assert here.folder != there.folder
+
+
+@pytest.mark.usefixtures("nobody_compiles")
+def test_a_folder_that_was_only_begun_chooses_no_tier(
+    tiny_pack: Path, own_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    tier_of = tier.tier_of
+
+    def noted(*given: Any, compiling: bool) -> Any:
+        asked.append(compiling)
+        return tier_of(*given, compiling=compiling)
+
+    monkeypatch.setattr(tier, "tier_of", noted)
+    with load(tiny_pack, "auto", tier="row-invariant") as model:
+        kept.begin(model.engine.compiling._made_for)  # type: ignore[attr-defined]
+    load(tiny_pack, "auto").close()
+    assert asked == [False, False]
 
 
 @pytest.mark.usefixtures("made")
@@ -244,7 +296,7 @@ def test_only_the_folders_used_last_are_kept(
     own_folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "MOST_FOLDERS", 2)
-    some = MadeFor("2", "s", "m", 1, "w", "h", "int4", "int4", "standard", 1, 64)
+    some: Any = MadeFor("2", "s", "m", 1, "w", "h", "int4", "int4", "standard", 1, 64)
     folders = [kept.begin(replace_context(some, context)) for context in (64, 128, 256)]
     for age, folder in zip((300, 200, 100), folders, strict=True):
         then = time.time() - age
@@ -254,8 +306,6 @@ def test_only_the_folders_used_last_are_kept(
 
 
 def replace_context(made_for: MadeFor, context: int) -> MadeFor:
-    import msgspec
-
     return msgspec.structs.replace(made_for, context=context)
 
 
@@ -316,15 +366,29 @@ class TestWarm:
     ARGS = ("--precision", "float32", "--threads", "1", "--context", "128")
 
     def test_it_says_what_was_made_and_what_that_is_worth(
-        self, mtpx: Command, tiny_pack: Path, cache: Path, made: object
+        self,
+        mtpx: Command,
+        tiny_pack: Path,
+        cache: Path,
+        made: object,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        os.environ["MTPX_CACHE_DIR"] = str(cache)  # the fixture puts its own back
+        monkeypatch.setenv("MTPX_CACHE_DIR", str(cache))
         done = mtpx("warm", str(tiny_pack), *self.ARGS, "--quiet")
         assert (done.status, done.err) == (0, "")
         first, second = done.out.splitlines()
         assert first.startswith("tiny is compiled for ")
         assert "tok/s eager" in second
         assert second.endswith(" ×")
+
+    @pytest.mark.usefixtures("made", "nobody_compiles")
+    def test_it_is_for_what_the_settings_say(
+        self, mtpx: Command, tiny_pack: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MTPX_CACHE_DIR", str(cache))
+        for name, value in (("PRECISION", "float32"), ("THREADS", "1"), ("CONTEXT", "128")):
+            monkeypatch.setenv(f"MTPX_{name}", value)
+        assert mtpx("warm", str(tiny_pack), "--quiet").status == 0
 
     def test_without_a_compiler_it_says_so(
         self, mtpx: Command, tiny_pack: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from mtpx.digests import sha256, write_atomically
-from mtpx.errors import MtpxError
+from mtpx.digests import write_atomically
 from mtpx_torch import operators
 from mtpx_torch.graphs import MOST_ROWS, Input, Job
 
@@ -41,9 +40,9 @@ def build(job: Job[T], folder: Path, work: Path) -> None:
         (found,) = (PurePosixPath(n) for n in packed.namelist() if n.endswith(".so"))
         described = str(found.with_suffix(".json"))
         to, code = library(folder, job), packed.read(str(found))
-        if described in packed.namelist():
-            write_atomically(to.with_suffix(".json"), packed.read(described))
-        write_atomically(to.with_suffix(".sha256"), hashlib.sha256(code).hexdigest().encode())
+        calls = packed.read(described) if described in packed.namelist() else b""
+        write_atomically(to.with_suffix(".json"), calls)
+        write_atomically(to.with_suffix(".sha256"), _digest(code, calls).encode())
         write_atomically(to, code)
 
 
@@ -59,9 +58,19 @@ def whole(job: Job[T], folder: Path) -> bool:
     """Whether the job's library is there, as it was made: a torn one would end the process."""
     path = library(folder, job)
     try:
-        return path.with_suffix(".sha256").read_text() == sha256(path)
-    except (OSError, MtpxError):
+        found = _digest(path.read_bytes(), path.with_suffix(".json").read_bytes())
+        return path.with_suffix(".sha256").read_text() == found
+    except (OSError, UnicodeDecodeError):
         return False
+
+
+def discard(job: Job[T], folder: Path) -> None:
+    """The job's library is not whole any more, whatever it is."""
+    library(folder, job).with_suffix(".sha256").unlink(missing_ok=True)
+
+
+def _digest(code: bytes, calls: bytes) -> str:
+    return hashlib.sha256(hashlib.sha256(code).digest() + calls).hexdigest()
 
 
 def load(job: Job[T], folder: Path) -> Callable[..., T]:

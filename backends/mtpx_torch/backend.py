@@ -73,7 +73,9 @@ class TorchBackend:
                 trunk = load_trunk(checkpoint, recipe, context=context, device=device)
                 made_for = partial(MadeFor.here, pack, recipe, context=context)
                 fixed = made_for(tier="row-invariant", bucket=trunk.bucket)
-                compiling = options.compile == "now" or _kept(fixed, options)
+                compiling = _kept(fixed, options) or (
+                    options.compile == "now" and not lacking(device.type)
+                )
                 tier = tier_of(options.tier, trunk, pack, compiling=compiling)
                 head = _head(pack, checkpoint, trunk, recipe)
                 info = _info(pack, checkpoint, trunk, head, recipe, tier, context)
@@ -127,7 +129,9 @@ def _check_options(options: EngineOptions) -> None:
 
 def _kept(made_for: MadeFor, options: EngineOptions) -> bool:
     """Whether graphs are there and wanted."""
-    return options.compile != "off" and options.max_width == 1 and made_for.folder.is_dir()
+    from mtpx_torch.kept import is_complete
+
+    return options.compile != "off" and options.max_width == 1 and is_complete(made_for.folder)
 
 
 def _device(asked: str) -> torch.device:

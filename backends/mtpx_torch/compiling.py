@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mtpx_torch import kept
-from mtpx_torch.ahead import load, whole
+from mtpx_torch.ahead import discard, load, whole
 from mtpx_torch.captured import captured
 from mtpx_torch.graphs import adopt
 from mtpx_torch.maker import Order
@@ -50,11 +50,20 @@ class Compiling:
                 self._take(captured)
         elif self._ready():
             self._take_kept()
-        elif asked in ("now", "background") and lacks:
+            if self.state != READY and asked != "auto" and not lacks:
+                # Whole, and of no use: another system's, or made for another library of torch's.
+                for job in self._engine.jobs():
+                    discard(job, self._made_for.folder)
+                self._make(asked)
+        elif asked != "auto":
+            self._make(asked, lacks)
+
+    def _make(self, asked: str, lacks: str = "") -> None:
+        if lacks:
             self.state = lacks
         elif asked == "now":
             self._make_now()
-        elif asked == "background":
+        else:
             with suppress(OSError):
                 self._making = Making(self._order(idly=True))
                 self.state = "being made"

@@ -29,6 +29,8 @@ MOST_FOLDERS = 8
 
 DESCRIPTION = "made-for.json"
 
+COMPLETE = "complete"
+
 
 class MadeFor(msgspec.Struct, frozen=True):
     """All that graphs depend on."""
@@ -54,7 +56,7 @@ class MadeFor(msgspec.Struct, frozen=True):
             machine=f"{platform.system()} {platform.machine()} {cpu_name()} {_digest(cpu_flags())}",
             threads=torch.get_num_threads(),
             weights=pack.weights_digest,
-            head=pack.head_digest,
+            head=f"{pack.head_digest} {_digest(repr(pack.contract))}",
             precision=recipe.precision,
             product=recipe.product,
             tier=tier,
@@ -80,6 +82,15 @@ def begin(made_for: MadeFor) -> Path:
         folder / DESCRIPTION, msgspec.json.format(msgspec.json.encode(made_for), indent=2)
     )
     return folder
+
+
+def complete(folder: Path) -> None:
+    """Note that all graphs are there."""
+    write_atomically(folder / COMPLETE, b"")
+
+
+def is_complete(folder: Path) -> bool:
+    return (folder / COMPLETE).is_file()
 
 
 def used(folder: Path) -> None:

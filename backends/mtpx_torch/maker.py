@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from filelock import FileLock
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from mtpx.backend import EngineOptions
 from mtpx.packs import Pack
@@ -73,14 +74,17 @@ def main() -> None:
 
 def make(order: Order, say: Callable[[Said], None]) -> None:
     """All graphs that are not there yet."""
-    with FileLock(order.folder / ".lock"), _workplace(order.folder) as work:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(work)
+    with _lock(order.folder, say), _workplace(order.folder) as work:
+        # A compiler's own files, too: one that is killed leaves them.
+        for name in ("TORCHINDUCTOR_CACHE_DIR", "TMPDIR"):
+            os.environ[name] = str(work)
         if order.idly:
             os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
         import torch
 
         from mtpx_torch.ahead import build, load, whole
         from mtpx_torch.backend import TorchBackend
+        from mtpx_torch.kept import complete
 
         torch.set_num_threads(order.threads)
         engine = TorchBackend().load(order.pack, order.options)
@@ -91,7 +95,18 @@ def make(order: Order, say: Callable[[Said], None]) -> None:
                 if not whole(job, order.folder):
                     build(job, order.folder, work)
                     job.checked(load(job, order.folder))
+        complete(order.folder)
         say(Said(len(jobs), len(jobs), "compiled"))
+
+
+def _lock(folder: Path, say: Callable[[Said], None]) -> AcquireReturnProxy[Any]:
+    """Held, as a context; one process at a time compiles into a folder."""
+    lock = FileLock(folder / ".lock")
+    try:
+        return lock.acquire(timeout=0)
+    except Timeout:
+        say(Said(0, 1, "waiting"))
+        return lock.acquire()
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from mtpx_torch.maker import WORK, Order, Said
 TITLES = {
     "step-1": "compiling the step over one row",
     "step-n": "compiling the step over several rows",
+    "waiting": "another process is compiling this: waiting for it",
     "head-1": "compiling the head's step over one row",
     "head-n": "compiling the head's step over several rows",
 }

@@ -95,8 +95,8 @@ def _note_eager(models: Models) -> None:
         info = model.engine.info
         if info.details.get("compile") == "not made":
             note(
-                f"decoding in {info.dtype} is eager here: mtpx warm {model.pack.name} --precision {info.dtype} "
-                "compiles the step once, which is faster"
+                f"decoding in {info.dtype} is eager here: mtpx warm --precision {info.dtype} --tier {info.tier} "
+                "(and this pack, --threads and --context) compiles the step once, which is faster"
             )
 
 

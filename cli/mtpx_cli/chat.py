@@ -124,6 +124,9 @@ def chat(
     if keep_traces:
         options["trace"] = _trace()
 
+    if how == "now" and not quiet:
+        note("compiling comes first, if it was not done: minutes, once", dim=True)
+
     def load() -> Model:
         return load_model(pack, replace(engine, compile=how), quiet=True)
 

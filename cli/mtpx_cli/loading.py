@@ -127,15 +127,22 @@ def engine_options(command: F) -> F:
     return cast(F, wrapped)
 
 
-def load_model(pack: str | None, engine: EngineArguments, *, quiet: bool, width: int = 1) -> Model:
+def load_model(
+    pack: str | None,
+    engine: EngineArguments,
+    *,
+    quiet: bool,
+    width: int = 1,
+    complaining: bool = True,
+) -> Model:
     """The model, for `width` sequences together, with a progress line on stderr while weights are
-    fetched or checked."""
+    fetched or checked, or its step is compiled. That it could not be is said if `complaining`."""
     from mtpx.api import load
     from mtpx_cli.defaults import require_settings
 
     require_settings()
     with fetching(quiet=quiet) as report, _compiling(engine, quiet) as bar:
-        return load(
+        model = load(
             pack,
             backend=engine.backend,
             device=engine.device,
@@ -150,6 +157,10 @@ def load_model(pack: str | None, engine: EngineArguments, *, quiet: bool, width:
             warn=None if quiet else complain,
             progress=report,
         )
+    state = model.engine.info.details.get("compile", "ready")
+    if engine.compile == "now" and state != "ready" and complaining and not quiet:
+        complain(f"nothing is compiled, decoding is eager: {state}")
+    return model
 
 
 @contextmanager

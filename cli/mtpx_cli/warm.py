@@ -44,12 +44,17 @@ def warm(pack: str | None, as_json: bool, quiet: bool, engine: EngineArguments) 
     if engine.compile in ("background", "off"):
         raise click.UsageError("mtpx warm compiles now: leave --compile away.")
     began = time.monotonic()
-    with load_model(pack, replace(engine, compile="now"), quiet=quiet) as model:
+    now = replace(engine, compile="now")
+    with load_model(pack, now, quiet=quiet, complaining=False) as model:
         took = time.monotonic() - began
         info, route = model.engine.info, model.engine.route([1])
         if route.kind != "compiled":
             why = info.details.get("compile", f"the {info.backend} backend compiles nothing ahead")
             raise BackendError(f"{model.pack.name} cannot be compiled ahead here: {why}")
+        if info.details.get("device", "cpu") != "cpu":
+            raise BackendError(
+                f"nothing compiled is kept for {info.device}: --compile now compiles at every start"
+            )
         eager = replace(engine, compile="off", precision=info.dtype, tier=info.tier)
         with load_model(pack, eager, quiet=quiet) as other:
             rates = _rates({"eager": other, "compiled": model})
@@ -78,11 +83,13 @@ def warm(pack: str | None, as_json: bool, quiet: bool, engine: EngineArguments) 
 def _rates(models: dict[str, Model]) -> dict[str, float]:
     """Tokens a second of plain answers that take turns: the harmonic mean of each one's."""
     tokens = next(iter(models.values())).tokenizer.encode("The sea")
+    room = min(model.engine.info.context_limit for model in models.values()) - len(tokens)
+    tokens_each = min(TOKENS, room)
     seconds = dict.fromkeys(models, 0.0)
     for block in range(BLOCKS + 1):
         for name in [*models, *reversed(models)]:
             answer = models[name].generate(
-                tokens, max_tokens=TOKENS, temperature=0.0, depth="off", ignore_eos=True
+                tokens, max_tokens=tokens_each, temperature=0.0, depth="off", ignore_eos=True
             )
             if block and answer.tok_s:  # the first is a warm-up
                 seconds[name] += 1 / answer.tok_s

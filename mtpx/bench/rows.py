@@ -203,7 +203,7 @@ def _loaded(
             if compiled and route != "compiled":
                 why = model.engine.info.details.get("compile", "this backend has no such route")
                 if why == "not made":
-                    why = f"not made yet: mtpx warm {model.pack.name} does it once"
+                    why = f"not made yet; mtpx warm --precision {precision} --tier {tier} makes it"
                 left_out.append(f"{precision}, {tier}, compiled: {why}")
                 continue
             held.append(_Held(setup, model, route))
