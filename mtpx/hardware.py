@@ -21,22 +21,21 @@ def cpu_name() -> str:
             return found.stdout.strip() or platform.machine()
         except (OSError, subprocess.SubprocessError):
             return platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name" and value.strip():
-                return value.strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine() or "unknown processor"
+    said = _cpuinfo("model name")
+    return said or platform.processor() or platform.machine() or "unknown processor"
 
 
 def cpu_flags() -> str:
     """What the processor can do, where the system says so: code for it may not run where this differs."""
+    return _cpuinfo("flags", "Features")
+
+
+def _cpuinfo(*keys: str) -> str:
+    """The first of these that Linux says something of; "" where it says nothing."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
-            if key.strip() in ("flags", "Features"):
+            if key.strip() in keys and value.strip():
                 return value.strip()
     except OSError:
         pass

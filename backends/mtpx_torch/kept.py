@@ -10,6 +10,7 @@ import hashlib
 import platform
 import shutil
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,6 +110,7 @@ def _last_used(folder: Path) -> float:
         return 0.0
 
 
+@cache
 def _source() -> str:
     files = sorted(Path(__file__).parent.glob("*.py"))
     return _digest("".join(hashlib.sha256(f.read_bytes()).hexdigest() for f in files))
