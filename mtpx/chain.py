@@ -21,7 +21,6 @@ class Chain:
         self.steps = 0
         self._caps = list(caps)
         self._go_on = go_on
-        self._seen = np.full((len(self._caps), max(self._caps, default=0)), np.nan)
 
     def step(self, read: Callable[[], Sequence[float]]) -> list[int]:
         """A draft was made for every slot of `live`; returns those that make another, the new `live`.
@@ -32,7 +31,10 @@ class Chain:
         self.steps += 1
         going = [i for i in self.live if self._caps[i] > self.steps]
         if going and self._go_on is not None:
-            self._seen[self.live, self.steps - 1] = read()
+            if self.steps == 1:
+                self._seen = np.full((len(self._caps), max(self._caps)), np.nan)
+            for i, confidence in zip(self.live, read(), strict=True):
+                self._seen[i, self.steps - 1] = confidence
             answer = self._go_on(self._seen[:, : self.steps])
             going = [i for i in going if answer[i]]
         self.live = going
@@ -42,6 +44,8 @@ class Chain:
 def among(go_on: GoOn, which: Sequence[int], width: int) -> GoOn:
     """`go_on` for a backend that drafts for the slots `which` of `width` only: it is shown a row for every
     slot all the same."""
+    if len(which) == width:
+        return go_on
 
     def asked(confidence: FloatArray) -> list[bool]:
         whole = np.full((width, confidence.shape[1]), np.nan)

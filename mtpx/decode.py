@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Literal
 
 from mtpx.backend import Clock, Drafts, Engine, FloatArray, GoOn, Outcome, Slot, TokenLogprob
@@ -70,6 +70,7 @@ def decode(
     index = first_index
     limit = engine.info.head_depth_limit
     stopping = policy if isinstance(policy, StoppingPolicy) else None
+    answering = _Answering(policy)
     for request in requests:
         if request.stop is None and request.remaining <= 0:
             request.stop = "length"
@@ -83,13 +84,15 @@ def decode(
             greedy=[r.sampling.greedy for r in live],
             route=lambda k: engine.route([min(k, r.cap(limit)) + 1 for r in live]),  # noqa: B023
         )
-        with _answering(policy):
+        with answering:
             depth = _checked(policy, policy.propose(batch))
         caps = [min(depth, cap) for cap in batch.caps]
         asked = clock()
-        go_on = _asked(stopping, len(live)) if stopping and stopping.wants_steps else None
+        go_on = (
+            _asked(stopping, len(live), answering) if stopping and stopping.wants_steps else None
+        )
         drafts = engine.propose(slots, caps, go_on) if any(caps) else None
-        depths = _depths(policy, drafts, len(live))
+        depths = _depths(policy, drafts, len(live), answering)
         if drafts is not None and any(depths):
             outcomes = engine.verify(slots, drafts, depths)
         else:
@@ -99,7 +102,7 @@ def decode(
         round = _record(index, start, end, asked, live, drafted, depths, outcomes)
         for request, outcome in zip(live, outcomes, strict=True):
             request.commit(outcome)
-        with _answering(policy):
+        with answering:
             round.decision = policy.decision()
             policy.observe(round)
         yield round
@@ -107,17 +110,25 @@ def decode(
         live = [r for r in live if r.stop is None]
 
 
-@contextmanager
-def _answering(policy: DepthPolicy) -> Iterator[None]:
-    """Whatever the policy raises becomes a `PolicyError` that names it."""
-    try:
-        yield
-    except MtpxError:
-        raise
-    except Exception as error:
-        raise PolicyError(
-            f"policy {policy.name!r} raised {type(error).__name__}: {error}"
-        ) from error
+class _Answering:
+    """While the policy answers: whatever it raises becomes a `PolicyError` that names it."""
+
+    def __init__(self, policy: DepthPolicy) -> None:
+        self._policy = policy
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, MtpxError):
+            raise PolicyError(
+                f"policy {self._policy.name!r} raised {type(error).__name__}: {error}"
+            ) from error
 
 
 def _checked(policy: DepthPolicy, depth: object) -> int:
@@ -126,11 +137,11 @@ def _checked(policy: DepthPolicy, depth: object) -> int:
     return depth
 
 
-def _asked(policy: StoppingPolicy, width: int) -> GoOn:
+def _asked(policy: StoppingPolicy, width: int, answering: _Answering) -> GoOn:
     """What the engine asks between two head steps: the policy, whose answer is looked at."""
 
     def go_on(confidence: FloatArray) -> list[bool]:
-        with _answering(policy):
+        with answering:
             answer = policy.go_on(confidence)
         if len(answer) != width or not all(isinstance(one, bool) for one in answer):
             raise PolicyError(
@@ -142,14 +153,16 @@ def _asked(policy: StoppingPolicy, width: int) -> GoOn:
     return go_on
 
 
-def _depths(policy: DepthPolicy, drafts: Drafts | None, width: int) -> list[int]:
+def _depths(
+    policy: DepthPolicy, drafts: Drafts | None, width: int, answering: _Answering
+) -> list[int]:
     """How many drafts of each slot are verified: all, unless the policy wants to look first."""
     if drafts is None:
         return [0] * width
     if not policy.wants_confidence:
         return drafts.counts
     confidence = drafts.confidence
-    with _answering(policy):
+    with answering:
         depths = [_checked(policy, depth) for depth in policy.verify(confidence)]
     if len(depths) != width or any(d > c for d, c in zip(depths, drafts.counts, strict=False)):
         raise PolicyError(

@@ -49,6 +49,8 @@ class TorchDrafts:
 
     @property
     def confidence(self) -> FloatArray:
+        if self._read is None and len(self.slots) == 1 and self.slots[0] is not None:
+            self._read = np.array([self.slots[0].confidence.tolist()])
         if self._read is None:
             out = np.full((len(self.slots), max(self.counts, default=0)), np.nan)
             made = [s.confidence for s in self.slots if s is not None]
