@@ -40,6 +40,10 @@ fall park a head that pays; many more, and a text unlike the others is met too s
 CARRIED = 16.0
 """Observations that the end of one answer is worth for the next: talk often stays with its subject."""
 
+UNSEEN = 0.5
+"""Share of that worth that is left by each answer in which no draft was judged: a head that was parked by the
+first text it met is tried on the next ones."""
+
 SLACK = 0.2
 """Residual that the detector forgives each observation: about half of the smallest shift worth an alarm."""
 
@@ -89,6 +93,7 @@ class DriftingAcceptance:
         self._risen: list[list[float]] = []
         self._fallen: list[list[float]] = []
         self._held = 0.0
+        self._idle = 0
         self._weighed = 0
         self._before: list[float] = []
         self._after: list[float] = []
@@ -110,11 +115,12 @@ class DriftingAcceptance:
         for pair in (*self._risen, *self._fallen):
             pair[0] = pair[1] = 0.0
         for i, (mean, seen) in enumerate(self._long):
-            weight, n = min(seen, BEGINNING), min(self.worth(i), CARRIED)
+            weight, n = min(seen, BEGINNING), min(self.counts[i], CARRIED)
             if weight + n > 0.0:
                 self.rates[i] = (weight * mean + n * self.rates[i]) / (weight + n)
-                self.counts[i] = weight + n
-                self._seen[i] = self._now
+                # No more than were observed, and as long ago: nothing was seen by beginning.
+                self.counts[i] = UNSEEN**self._idle * min(weight + n, max(seen, 1.0))
+        self._idle += 1
 
     def worth(self, position: int) -> float:
         """Observations this rate is worth now."""
@@ -173,6 +179,8 @@ class DriftingAcceptance:
         """A sequence's round; True if it raised an alarm. Raises `PolicyError` on impossible counts."""
         check_counts(judged, accepted)
         alarm = False
+        if judged:
+            self._idle = 0
         for i in range(judged):
             stood = 1.0 if i < accepted else 0.0
             if i == len(self.rates):
