@@ -329,10 +329,13 @@ def test_a_cut_on_the_drawn_token_is_caught() -> None:
 
 def test_a_chain_goes_on_while_one_more_draft_pays_and_sees_past_a_wall() -> None:
     verify = [10.0, 10.5, 11.0, 11.5]
-    assert goes_on([0.9], [0.5] * 3, verify, 1.0, 0.1)
-    assert not goes_on([0.2], [0.5] * 3, verify, 1.0, 0.1)
-    assert goes_on([0.9], [0.9] * 3, [10.0, 10.5, 14.0, 11.5], 0.5, 0.1)
-    assert not goes_on([0.9], [0.9] * 1, verify, 0.0, 0.1), "there is no room for another"
+    draft = [0.0, 1.0, 2.0, 3.0]
+    assert goes_on([0.9], [0.5] * 3, verify, draft, 0.1)
+    assert not goes_on([0.2], [0.5] * 3, verify, draft, 0.1)
+    assert goes_on([0.9], [0.9] * 3, [10.0, 10.5, 14.0, 11.5], [0.0, 0.5, 1.0, 1.5], 0.1)
+    assert not goes_on([0.9], [0.9] * 1, verify, [0.0] * 4, 0.1), "there is no room for another"
+    # A first step that is dear is paid for already.
+    assert goes_on([0.9], [0.5] * 3, verify, [0.0, 20.0, 21.0, 22.0], 0.1)
 
 
 @given(
@@ -345,8 +348,26 @@ def test_a_chain_goes_on_while_one_more_draft_pays_and_sees_past_a_wall() -> Non
 def test_dearer_head_steps_never_make_a_chain_longer(
     accepts: list[float], rates: list[float], verify: list[float], rate: float, step: float
 ) -> None:
-    if goes_on(accepts, rates, verify, step, rate):
-        assert goes_on(accepts, rates, verify, step / 2.0, rate)
+    draft = [step * d for d in range(6)]
+    if goes_on(accepts, rates, verify, draft, rate):
+        assert goes_on(accepts, rates, verify, [ms / 2.0 for ms in draft], rate)
+
+
+@given(
+    st.lists(st.floats(0.0, 1.0), min_size=1, max_size=5),
+    st.floats(0.0, 1.0),
+    st.lists(st.floats(0.0, 1.0), min_size=5, max_size=5),
+    st.lists(st.floats(1.0, 50.0), min_size=6, max_size=6),
+    st.floats(0.0, 1.0),
+)
+def test_a_surer_draft_never_ends_a_chain(
+    accepts: list[float], surer: float, rates: list[float], verify: list[float], rate: float
+) -> None:
+    draft = [0.5 * d for d in range(6)]
+    if goes_on(accepts, rates, verify, draft, rate):
+        more = [*accepts[:-1], max(surer, accepts[-1])]
+        # Give or take rounding, on what is a tie.
+        assert goes_on(more, rates, verify, [ms - 1e-6 * d for d, ms in enumerate(draft)], rate)
 
 
 def test_the_last_draft_of_a_chain_is_cut_where_its_row_costs_more_than_it_brings() -> None:
@@ -358,7 +379,9 @@ def test_the_last_draft_of_a_chain_is_cut_where_its_row_costs_more_than_it_bring
 def chained(world: World, drafts: Path, rate: float) -> tuple[int, int]:
     """(drafts made, drafts verified) of a chain asked step by step."""
     sure, rates = sure_of(world, drafts), [0.7] * len(drafts)
-    made = chain_length(sure, rates, VERIFY, Prices(VERIFY, 0.5, 1.0, rate))
+    made = chain_length(
+        sure, rates, VERIFY, Prices(VERIFY, [0.5 * d for d in range(len(VERIFY))], 1.0, rate)
+    )
     return made, chain_cut(sure[:made], VERIFY, rate)
 
 
@@ -412,7 +435,7 @@ def test_dropping_the_draft_a_chain_stopped_at_for_its_token_is_caught() -> None
 def test_a_rehearsal_counts_the_head_steps_a_chain_saves_and_what_asking_costs() -> None:
     rows = seen([("greedy", [-0.1]), ("greedy", [-3.0])], 2, lambda m, j, c, r: float(c > -1.0),
                 lambda m, k: [0.5] * k)  # fmt: skip
-    prices = Prices([10.0, 10.0, 10.0], 2.0, 1.0, 0.1)
+    prices = Prices([10.0, 10.0, 10.0], [0.0, 2.0, 4.0], 1.0, 0.1)
     # The sure row makes two drafts (1 + 1 + 0.5 tokens), the other one.
     through = rehearse(rows, 2, prices, stepwise=False, read_ms=0.0)
     steps = rehearse(rows, 2, prices, stepwise=True, read_ms=0.0)

@@ -30,6 +30,8 @@ from mtpx.policy.cutting import Cutting
 from mtpx.policy.experience import MODES, Experience, Group, why_parked
 from mtpx.policy.gate import Gate
 from mtpx.policy.informed import InformedRound
+from mtpx.policy.stretch import Stretch
+from mtpx.policy.timing import Timing
 from mtpx.round import Decision, Round
 
 if TYPE_CHECKING:
@@ -42,8 +44,12 @@ HYSTERESIS = 1.005
 LEAN = 0.6
 """Standard deviations of the expected tokens that selection adds."""
 
-REVIEW = 4
-"""Rounds between two selections, unless something happened: a few samples hardly move a belief."""
+REVIEW, LATER, GROWS = 4, 8, 64
+"""Rounds between two selections, unless something happened: a few samples hardly move a belief. So many at
+first, one more every `GROWS` rounds, and at most `LATER`."""
+
+STALE, AGAIN = 400, 8
+"""Rounds after which a depth is timed again that chains of drafts are judged by, and most rounds spent on that."""
 
 PATIENCE = 8
 """Rounds of seeding after which depth 1 comes first: it takes 4 where nothing disturbs."""
@@ -84,9 +90,11 @@ class AdaptiveDepth:
         self.cuts = cuts
         self.seen = Experience(() if cost_feedback else self.prior_costs)
         self.cutting = Cutting()
+        self._timing = Timing(self.seen, self.cutting, feedback=cost_feedback)
         self.selected = 0
         self.asking = Asking()
         self._seeding = 0
+        self._tries: dict[int, int] = {}
         self._rounds = 0
         self._review = 0
         self._reviewed: Group | None = None
@@ -99,10 +107,22 @@ class AdaptiveDepth:
         self._informed: InformedRound | None = None
         self._kept: InformedRound | None = None
         self._requests: list[int] = []
+        self._stretch: Stretch | None = None
 
     # -- choosing ------------------------------------------------------------------------------
 
     def propose(self, batch: Batch) -> int:
+        stretch = self._stretch
+        if stretch is not None:
+            if stretch.goes_on(batch):
+                stretch.left -= 1
+                self._decision = Decision(selected=stretch.selected, reason=stretch.reason)
+                if stretch.informed is not None:
+                    stretch.informed.begin()
+                return stretch.depth
+            self._catch_up()
+            self._rounds += stretch.rounds - stretch.left
+            self._stretch = None
         limit = batch.limit
         self._modes = [MODES[0] if greedy else MODES[1] for greedy in batch.greedy]
         self._caps = batch.caps
@@ -123,10 +143,13 @@ class AdaptiveDepth:
         if limit == self._head and self._rounds < self._review and group == self._reviewed:
             trial = self.asking.trial
             if trial is None:
-                return self._settled()
+                return self._settled(self.selected, limit)
             if not trial.over:
                 return self._decide(trial.depth, trial.reason)
-        self._review, self._reviewed = self._rounds + REVIEW, group
+        self._review, self._reviewed = self._rounds + self._review_after, group
+        if limit < self._head and limit >= max(self.selected, self.cutting.drafting):
+            # The end of a budget, and room for what is chosen.
+            return self._settled(self.selected, limit)
         unseeded = [depth for depth in (0, 1) if not costs.measured(depth)]
         if unseeded:
             self._review = 0
@@ -138,7 +161,7 @@ class AdaptiveDepth:
         best = self._best(costs, optimistic_tokens(rates, errors, LEAN), limit)
         if limit < self._head:
             # The end of a budget: choose within it, but neither learn a selection nor try anything.
-            return self._decide(best, "cap")
+            return self._settled(best, limit, "cap")
         if best != self.selected:
             self.selected = best
             self.asking.selection_changed()
@@ -153,9 +176,12 @@ class AdaptiveDepth:
             asking.trial = None
         if asking.trial is None and self.cost_feedback:
             hoped = self.seen.hoped(self._modes, len(rates))
-            asking.next(costs, rates, errors, self.selected, hoped)
+            asking.next(costs, rates, errors, self.selected, hoped, self.cutting.depth)
         if asking.trial is not None:
             return self._decide(asking.trial.depth, asking.trial.reason)
+        stale = self._stale(costs)
+        if stale is not None:
+            return self._decide(stale, "probe")
         if self._alone and self.cuts and self.cost_feedback and self.cutting.due:
             self.cutting.look(
                 costs,
@@ -165,21 +191,34 @@ class AdaptiveDepth:
                 self.seen.accepts,
                 self.seen.means,
             )
-        return self._settled()
+        return self._settled(self.selected, self._head)
 
-    def _settled(self) -> int:
-        """The selected depth, or the one to cut from or to stop before."""
+    def _stale(self, costs: MeasuredCosts) -> int | None:
+        """A depth that chains are judged by and that was not timed for long: chains that shun what they
+        take for dear would never notice that it is not."""
+        if not (self.cutting.reading and self.cost_feedback and self._alone):
+            return None
+        for depth in range(min(1, self.selected), max(self.selected, self.cutting.depth) + 1):
+            if not costs.measured(depth) or costs.age(depth) <= STALE:
+                self._tries.pop(depth, None)
+            elif self._tries.get(depth, 0) < AGAIN:
+                self._tries[depth] = self._tries.get(depth, 0) + 1
+                return depth
+        return None
+
+    def _settled(self, best: int, limit: int, why: str = "") -> int:
+        """The `best` depth within `limit`, or the one to cut from or to stop before; `why` it is limited, if so."""
         cutting = self.cutting
         if self._alone and cutting.reading and self._group and self.seen.calibrated(self._modes):
             costs = self.seen.costs_of(self._group)
             depth = cutting.drafting
-            if cutting.seeds(costs, depth):
+            if not why and cutting.seeds(costs, depth):
                 return self._decide(depth, "seed")
-            if cutting.reading:
+            if cutting.reading and not (why and cutting.measuring):
                 caps = [min(depth, cap) for cap in self._caps]
                 self._informed = self._informed_round(costs, caps)
-                return self._decide(depth, "selected")
-        return self._decide(self.selected, "selected" if self.selected else "park")
+                return self._decide(min(depth, limit), why or "selected", ahead=not why)
+        return self._decide(best, why or ("selected" if best else "park"), ahead=not why)
 
     @property
     def _alone(self) -> bool:
@@ -198,16 +237,31 @@ class AdaptiveDepth:
 
     @property
     def wants_confidence(self) -> bool:
-        """Whether confidences decide in this round."""
-        return self._informed is not None
+        """Whether confidences decide in this round, and have not done so while its chain was made."""
+        return self._informed is not None and not self._informed.settled
 
     @property
     def wants_steps(self) -> bool:
         """Whether they also decide how long its chains become."""
         return self._informed is not None and self.cutting.stepwise
 
-    def _decide(self, depth: int, reason: str) -> int:
+    def _decide(self, depth: int, reason: str, *, ahead: bool = False) -> int:
+        """This round's depth and, `ahead`, that of the rounds until the next review, if nothing happens."""
         self._decision = Decision(selected=self.selected, reason=reason)
+        alone = self._group if self._alone else None
+        if ahead and alone is not None and self.cost_feedback and not self.cutting.measuring:
+            costs, drafts = self.seen.costs_of(alone), self.cutting.drafts
+            self._stretch = Stretch(
+                self._review_after - 1,
+                self._modes[0] == MODES[0],
+                depth,
+                self.selected,
+                reason,
+                self._informed,
+                {d: ms for d, ms in costs.curve() if costs.measured(d)},
+                drafts.table(depth) if drafts.apart else [],
+                self._requests,
+            )
         return depth
 
     def _best(self, costs: MeasuredCosts, tokens: list[float], limit: int) -> int:
@@ -228,7 +282,9 @@ class AdaptiveDepth:
     def go_on(self, confidence: FloatArray) -> list[bool]:
         if self._informed is None:
             return [True] * len(confidence)
-        return self._informed.go_on(confidence)
+        answer = self._informed.go_on(confidence)
+        self._decision.stopped = self._informed.stopped
+        return answer
 
     def verify(self, confidence: FloatArray) -> list[int]:
         if self._informed is None:
@@ -243,66 +299,84 @@ class AdaptiveDepth:
     # -- learning ------------------------------------------------------------------------------
 
     def observe(self, round: Round) -> None:
+        stretch, decision = self._stretch, self._decision
+        excluded = self._gate.excluded(round)
+        if (
+            stretch is not None
+            and (not excluded or excluded == "transition")
+            and stretch.ordinary(round)
+        ):
+            decision.excluded, decision.cost_sample = excluded, not excluded
+            stretch.pending.append((round, decision, excluded))
+            self.cutting.last = round.slots[0].verified
+            return
+        self._catch_up()
+        self._learn(round, decision, excluded)
+
+    def _catch_up(self) -> None:
+        """Learn from the rounds of a stretch that were put off: what `_learn` does, of one sequence."""
+        stretch = self._stretch
+        if stretch is None or not stretch.pending or self._group is None:
+            return
+        pending, stretch.pending = stretch.pending, []
+        mode, costs = self._modes[0], self.seen.costs_of(self._group)
+        count = len(pending)
+        self.asking.tick(count)
+        self.seen.advance(count)
+        # A cost's age decides what its surprise means; these pass one by one.
+        costs.advance(-count)
+        alarm, informed = False, self._informed is not None
+        for round, decision, excluded in pending:
+            costs.advance()
+            slot = round.slots[0]
+            alarm |= self.seen.learn(slot, mode)
+            if slot.drafted:
+                self.cutting.note(mode, slot.confidences)
+            why = self._timing.even(
+                costs, round, slot.drafted, slot.verified, excluded, informed=informed
+            )
+            if why != excluded:
+                decision.excluded, decision.cost_sample = why, not why
+        self.cutting.tick(count)
+        if alarm:
+            self._hurry()
+            self.asking.content_changed()
+
+    def _learn(self, round: Round, decision: Decision, excluded: str) -> None:
         self.asking.tick()
         self.seen.advance()
         requests = [slot.request for slot in round.slots]
         if not set(requests) <= set(self._requests):
             self.seen.begin()
-            self._review = 0
+            self._hurry()
         alarm = False
         for slot, mode in zip(round.slots, self._modes, strict=False):
             alarm |= self.seen.learn(slot, mode)
             if slot.drafted:
                 self.cutting.note(mode, slot.confidences)
-        excluded = self._timed(round)
-        self._decision.excluded = excluded
-        self._decision.cost_sample = not excluded
+        informed = self._informed is not None
+        excluded = self._timing.round(self._group, round, excluded, informed=informed)
+        if self._group is not None and self.asking.trial is not None:
+            self._follow_trial(self.seen.costs_of(self._group), round, clean=not excluded)
+        decision.excluded, decision.cost_sample = excluded, not excluded
         self.cutting.tick()
         if alarm:
-            self._review = 0
+            self._hurry()
             self.asking.content_changed()
         elif requests != self._requests:
             self.asking.answer_begins()
         self._requests = requests
 
-    def _timed(self, round: Round) -> str:
-        """Feed the round's time to the cost model; "", or why it is no sample."""
-        excluded = self._gate.excluded(round)
-        self.cutting.note_draft(round.depth, round.draft_ms)
-        if self._group is None:
-            return excluded or "cap"
-        costs = self.seen.costs_of(self._group)
-        self.cutting.last = max(slot.verified for slot in round.slots)
-        if excluded == "transition" and self.cutting.last == round.depth:
-            self.cutting.note_transition(round.round_ms, costs.cost(round.depth))
-            costs.bound(round.depth, round.round_ms)
-        ms: float | None = round.round_ms
-        drafting = [slot for slot in round.slots if slot.drafted]
-        depth = round.depth
-        if not self.cost_feedback:
-            excluded = "fixed"
-        elif not excluded and depth:
-            verified = {slot.verified for slot in drafting}
-            ragged = len(verified) > 1 or any(slot.drafted != depth for slot in drafting)
-            if ragged or len(drafting) != self._group[1]:
-                excluded = "ragged"
-            elif verified != {depth}:
-                depth = verified.pop()
-                ms = self.cutting.cut(round.round_ms, round.depth, depth, costs.cost(depth))
-            elif self.wants_confidence:
-                expected = costs.cost(depth)
-                error = expected * costs.deviation(depth) if expected else 0.0
-                ms = self.cutting.full(round.round_ms, depth, expected, error)
-            if ms is None:
-                excluded = "reading"
-        if not excluded and ms is not None:
-            if depth == round.depth:
-                costs.take_route(depth, round.route.kind)
-            if not costs.sample(depth, ms):
-                excluded = "stall"
-        if self.asking.trial is not None:
-            self._follow_trial(costs, round, clean=not excluded)
-        return excluded
+    @property
+    def _review_after(self) -> int:
+        """Rounds until the next selection."""
+        return min(LATER, REVIEW + self._rounds // GROWS)
+
+    def _hurry(self) -> None:
+        """Something happened: choose anew in the next round."""
+        self._review = 0
+        if self._stretch is not None:
+            self._stretch.left = 0
 
     def _follow_trial(self, costs: MeasuredCosts, round: Round, *, clean: bool) -> None:
         trial = self.asking.trial
@@ -320,6 +394,7 @@ class AdaptiveDepth:
 
     def explain(self) -> dict[str, Any]:
         """What it believes, what trials cost so far in rounds, and, while parked, why."""
+        self._catch_up()
         out: dict[str, Any] = {
             "selected": self.selected,
             "interval": self.asking.interval,
@@ -347,6 +422,7 @@ class AdaptiveDepth:
 
     def state(self) -> dict[str, Any]:
         """What was learned, as JSON can hold it."""
+        self._catch_up()
         return {
             "policy": self.name,
             "selected": self.selected,

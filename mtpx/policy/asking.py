@@ -50,11 +50,11 @@ class Asking:
 
     # -- what happens --------------------------------------------------------------------------
 
-    def tick(self) -> None:
-        """A round has passed."""
-        self._since += 1
-        self._calm += 1
-        self.credit = min(MOST, self.credit + max(SHARE, TRIAL_LOSS / self._longest))
+    def tick(self, rounds: int = 1) -> None:
+        """So many rounds have passed."""
+        self._since += rounds
+        self._calm += rounds
+        self.credit = min(MOST, self.credit + rounds * max(SHARE, TRIAL_LOSS / self._longest))
 
     def selection_changed(self) -> None:
         """Another depth is selected: what is next to it is worth a look soon."""
@@ -85,6 +85,7 @@ class Asking:
         errors: Sequence[float],
         selected: int,
         hoped: Sequence[float] | None,
+        explored: int = 0,
     ) -> None:
         """Begin a trial if one is due, worthwhile and affordable. Arguments as in `trial.choose`."""
         due = self._since >= self.interval
@@ -99,6 +100,7 @@ class Asking:
             credit=self.credit,
             measured_too=due,
             hoped=hoped,
+            explored=explored,
         )
         if self.trial is not None:
             self.credit = max(0.0, self.credit - self.trial.loss)

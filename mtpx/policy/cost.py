@@ -52,6 +52,9 @@ RESTORED = 0.0025
 JUMP_DOUBT = 0.01
 """Variance that a jump of the machine adds to every depth that did not show it."""
 
+TOO_DEAR = 0.1
+"""Relative excess over what a round took that changed its shape, from which on a cost is taken to be an error."""
+
 FIRST_SPREAD = 0.02
 """Relative noise of a round's time until it has been measured."""
 
@@ -203,8 +206,14 @@ class MeasuredCosts:
         return True
 
     def bound(self, depth: int, ms: float) -> None:
-        """A round that changed to this depth: a clean one takes no longer."""
+        """A round that changed to this depth: a clean one takes no longer. What is believed to, is corrected."""
         self._bound = depth, ms
+        c = self.depths.get(depth)
+        if c is not None and not c.doubt:
+            now = self._aged(c)
+            if ms < now * (1.0 - TOO_DEAR):
+                c.variance += JUMP_DOUBT
+                self._set(c, ms)
 
     def _believe(self, c: Cost, now: float, ratio: float) -> None:
         """A held surprise was no stall: the machine's if this depth is in use, else the depth's own."""

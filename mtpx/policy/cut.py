@@ -64,14 +64,14 @@ def goes_on(
     accepts: Sequence[float],
     rates: Sequence[float],
     verify_ms: Sequence[float],
-    step_ms: float,
+    draft_ms: Sequence[float],
     rate: float,
 ) -> bool:
-    """Whether a chain of j drafts is worth another: some depth m > j beats stopping, m - j head steps of
-    `step_ms` paid for.
+    """Whether a chain of j drafts is worth another: some depth m > j beats stopping, the head steps from j to m
+    paid for.
 
     `accepts` (j,), j ≥ 1: the calibrated p of the drafts made; `rates` (k,): the means, of which j + 1..k count;
-    `verify_ms` (k + 1,) and `rate` as in `free_cut`."""
+    `draft_ms` (k + 1,): what so many head steps take; `verify_ms` (k + 1,) and `rate` as in `free_cut`."""
     j = len(accepts)
     reach = tokens = 1.0
     for p in accepts:
@@ -81,7 +81,7 @@ def goes_on(
     for m in range(j + 1, len(rates) + 1):
         reach *= rates[m - 1]
         tokens += reach
-        if tokens - rate * (verify_ms[m] + (m - j) * step_ms) > here:
+        if tokens - rate * (verify_ms[m] + draft_ms[m] - draft_ms[j]) > here:
             return True
     return False
 

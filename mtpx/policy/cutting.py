@@ -25,16 +25,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mtpx.errors import PolicyError
-from mtpx.policy.cost import MeasuredCosts, interpolate, usable_ms
+from mtpx.policy.cost import MeasuredCosts, interpolate
+from mtpx.policy.drafting import DraftCosts
 from mtpx.policy.rehearsal import Prices, rehearse, seen
-
-TRANSITION = 0.15
-"""Extra cost of a changed shape, relative, until it has been seen."""
 
 DOUBT = 0.03
 """What that estimate may be off while shapes seldom change."""
 
-ROWS = 64
+ROWS = 128
 """Rounds of confidences that are rehearsed."""
 
 EVERY, PATIENCE = 64, 256
@@ -51,10 +49,10 @@ SURE = 0.012
 SEEDS = 8
 """Most rounds it is timed in for that."""
 
-MARGIN = 0.006
+MARGIN = 0.002
 """Relative gain below which confidence is not used: the rehearsal is an estimate."""
 
-STAY = 0.002
+STAY = -0.003
 """Relative gain above which what is on stays on: going off and on again measures the price anew."""
 
 DEEPER = 2
@@ -69,11 +67,8 @@ class Cutting:
         self.depth = 0
         self.stepwise = False
         self.gain = 0.0
-        self.price = {False: 0.0, True: 0.0}
-        self.step_ms: float | None = None
-        self.transition = TRANSITION
+        self.drafts = DraftCosts()
         self.last = 0
-        self._changes = 0
         self._rounds_off = 0
         self._measured: set[bool] = set()
         self._rows: deque[tuple[str, list[float]]] = deque(maxlen=ROWS)
@@ -98,7 +93,7 @@ class Cutting:
         rounds of that depth take without it. `SEEDS` such rounds at most; a depth that was not timed in
         them is given up."""
         known = costs.measured(depth)
-        if known and (self._reads or costs.deviation(depth) <= SURE):
+        if known and (not self._unread or self._reads or costs.deviation(depth) <= SURE):
             return False
         self._seeds += 1
         if self._seeds > SEEDS and not known:
@@ -107,7 +102,13 @@ class Cutting:
 
     def recheck(self) -> None:
         """Look again at once: another depth was selected."""
-        self._since = self._wait
+        if not self.depth:
+            self._since = self._wait
+
+    @property
+    def _unread(self) -> bool:
+        """Whether the price of reading has to be measured: where rounds tell what drafting took, they tell it."""
+        return self._reads < READS and not self.drafts.apart
 
     def off(self) -> None:
         """Stop reading until the next look."""
@@ -120,36 +121,20 @@ class Cutting:
         if confidences and all(-1e9 < c <= 0.0 for c in confidences):
             self._rows.append((mode, list(confidences)))
 
-    def note_draft(self, steps: int, ms: float | None) -> None:
-        """What `steps` head steps took, where the round tells."""
-        if steps and ms is not None and usable_ms(ms):
-            step = ms / steps
-            old = self.step_ms
-            # A stall is worth no more than the cost model's clamp gives it.
-            self.step_ms = step if old is None else old + 0.1 * min(step - old, 0.25 * old)
-
-    def note_transition(self, ms: float, expected: float | None) -> None:
-        """A round whose shape was another than the one before: what it took, what it should have."""
-        if expected is not None:
-            extra = min(0.5, max(-0.5, ms / expected - 1.0))
-            self._changes += 1
-            # A mean while there are few, `TRANSITION` being the first of them.
-            self.transition += max(0.2, 1.0 / (1 + self._changes)) * (extra - self.transition)
-
     def _reading_ms(self, drafted: int) -> float:
-        return self.price[self.stepwise] * (drafted if self.stepwise else 1)
+        return self.drafts.price[self.stepwise] * (drafted if self.stepwise else 1)
 
     def full(self, ms: float, drafted: int, expected: float | None, error: float) -> float | None:
         """A clean round that read and verified everything: its time without the reading, once the
         price of that is known, else `None`. `expected`: what it should take, give or take `error` ms."""
-        if self._reads < READS:
+        if self._unread:
             if expected is not None:
                 self._extra.append(ms - expected)
                 self._reads += 1
             if self._reads == READS:
                 # What may be an error of the expectation is not held against reading.
                 extra = max(0.0, sorted(self._extra)[READS // 2] - error)
-                self.price[self.stepwise] = extra / (drafted if self.stepwise else 1)
+                self.drafts.price[self.stepwise] = extra / (drafted if self.stepwise else 1)
                 self._measured.add(self.stepwise)
             return None
         left = ms - self._reading_ms(drafted)
@@ -161,22 +146,23 @@ class Cutting:
         draft and verify are only known as a sum."""
         spare = drafted - verified
         ms -= self._reading_ms(drafted)
-        if self.step_ms is not None:
-            left = ms - self.step_ms * spare
+        if self.drafts.known:
+            table = self.drafts.table(drafted)
+            left = ms - (table[drafted] - table[verified])
             return left if left > 0.0 else None
         if expected is not None and spare > 0:
             self._steps.append(max(0.0, (ms - expected) / spare))
             if len(self._steps) == CUTS:
-                self.step_ms = sorted(self._steps)[CUTS // 2]
+                self.drafts.step_ms = sorted(self._steps)[CUTS // 2]
                 self._steps.clear()
         return None
 
     # -- deciding ------------------------------------------------------------------------------
 
-    def tick(self) -> None:
-        """A round has passed."""
-        self._since += 1
-        self._rounds_off = 0 if self.depth else self._rounds_off + 1
+    def tick(self, rounds: int = 1) -> None:
+        """So many rounds have passed."""
+        self._since += rounds
+        self._rounds_off = 0 if self.depth else self._rounds_off + rounds
 
     @property
     def due(self) -> bool:
@@ -215,7 +201,11 @@ class Cutting:
         for depth in depths:
             for stepwise in (False, True) if depth > 1 else (False,):
                 value = rehearse(
-                    rows, depth, prices, stepwise=stepwise, read_ms=self.price[stepwise]
+                    rows,
+                    depth,
+                    prices,
+                    stepwise=stepwise,
+                    read_ms=max(0.0, self.drafts.price[stepwise]),
                 )
                 if value > best_value:
                     best, best_value = (depth, stepwise), value
@@ -261,30 +251,30 @@ class Cutting:
     ) -> Prices:
         """What rounds up to `depth` cost, by the measured `curve`; beyond it, by its last straight line.
         A change of shape is priced at `doubt` less than it seems to cost."""
-        step = self.step_ms or 0.0
-        verify = [max(1e-6, _straight(curve, d) - step * d) for d in range(depth + 1)]
-        return Prices(verify, step, 1.0 + max(0.0, self.transition - doubt), rate)
+        draft = self.drafts.table(depth)
+        verify = [max(1e-6, _straight(curve, d) - draft[d]) for d in range(depth + 1)]
+        return Prices(verify, draft, 1.0 + max(0.0, self.drafts.transition - doubt), rate)
 
     @property
     def measuring(self) -> bool:
         """Whether drafts are all made, and cut whatever the confidences: a price is being measured."""
-        return self._reads < READS or self.step_ms is None
+        return self._unread or not self.drafts.known
 
     def forced(self, drafted: int) -> int:
         """How many drafts a measuring round verifies."""
-        return drafted if self._reads < READS else max(0, drafted - 1)
+        return drafted if self._unread else max(0, drafted - 1)
 
     def explain(self) -> dict[str, Any]:
         out: dict[str, Any] = {
             "depth": self.depth,
             "stepwise": self.stepwise,
             "gain": self.gain,
-            "read_ms": self.price[False],
-            "ask_ms": self.price[True],
-            "transition": self.transition,
+            "read_ms": self.drafts.price[False],
+            "ask_ms": self.drafts.price[True],
+            "transition": self.drafts.transition,
         }
-        if self.step_ms is not None:
-            out["step_ms"] = self.step_ms
+        if self.drafts.known:
+            out["draft_ms"] = self.drafts.table(max(2, self.depth))
         return out
 
     # -- keeping -------------------------------------------------------------------------------
@@ -295,9 +285,7 @@ class Cutting:
             "depth": self.depth,
             "stepwise": self.stepwise,
             "gain": self.gain,
-            "price": [self.price[False], self.price[True]],
-            "step_ms": self.step_ms,
-            "transition": self.transition,
+            "drafts": self.drafts.state(),
             "since": self._since,
             "wait": [self._wait, self._regret],
             # The samples of a price half measured are not kept.
@@ -310,23 +298,19 @@ class Cutting:
         self.depth, self.stepwise = int(state["depth"]), bool(state["stepwise"])
         self._measured = {bool(way) for way in state["measured"]}
         self._reads = READS if self.stepwise in self._measured else 0
-        self.gain, self.transition = float(state["gain"]), float(state["transition"])
-        self.price = dict(zip((False, True), map(float, state["price"]), strict=True))
-        self.step_ms = None if state["step_ms"] is None else float(state["step_ms"])
+        self.gain = float(state["gain"])
+        self.drafts.restore(state["drafts"])
         self._since = int(state["since"])
         self._wait, self._regret = map(int, state["wait"])
         for mode, *row in state["rows"]:
             if mode not in modes or len(row) > 64:
                 raise PolicyError("the stored confidences are not a policy's state")
             self._rows.append((mode, [float(c) for c in row]))
-        times = [*self.price.values(), self.step_ms or 0.0]
         sane = (
             0 <= self.depth <= 64
             and self._since >= 0
             and all(EVERY <= wait <= 4 * PATIENCE for wait in (self._wait, self._regret))
             and math.isfinite(self.gain)
-            and -0.5 <= self.transition <= 0.5
-            and all(0.0 <= ms < 1e9 for ms in times)
         )
         if not sane:
             raise PolicyError("the stored use of confidence leaves its range")

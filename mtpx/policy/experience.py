@@ -33,17 +33,19 @@ class Experience:
         self.calibration = {mode: Calibration() for mode in MODES}
         self.costs: dict[Group, MeasuredCosts] = {}
 
-    def advance(self) -> None:
-        """A round has passed: everything is a round older."""
+    def advance(self, rounds: int = 1) -> None:
+        """So many rounds have passed: everything is older."""
         for model in self.acceptance.values():
-            model.advance()
+            model.advance(rounds)
         for costs in self.costs.values():
-            costs.advance()
+            costs.advance(rounds)
 
     def begin(self) -> None:
         """An answer begins, on a text of its own."""
         for model in self.acceptance.values():
             model.begin()
+        for calibration in self.calibration.values():
+            calibration.begin()
 
     def costs_of(self, group: Group) -> MeasuredCosts:
         """This group's costs; those of a new one are empty, or the fixed ones."""
@@ -84,6 +86,10 @@ class Experience:
     def accepts(self, mode: str, position: int, confidence: float, rate: float) -> float:
         """P(the draft at `position` stands), given how sure the head is and the position's mean."""
         return self.calibration[mode].accepts(position, confidence, rate)
+
+    def table(self, mode: str, position: int, rate: float) -> list[float]:
+        """The same of every bucket of confidence."""
+        return self.calibration[mode].table(position, rate)
 
     def calibrated(self, modes: Iterable[str]) -> bool:
         return all(self.calibration[mode].ready for mode in set(modes))

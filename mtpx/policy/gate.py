@@ -17,21 +17,32 @@ class Gate:
     "resume", "compile", "transition", "clock" (the time is none)."""
 
     def __init__(self) -> None:
-        self._last: Any = None
         self._index = -1
-        self._requests: list[int] = []
+        self._requests: Any = None
+        self._verified: Any = -1
+        self._drafted: Any = -1
+        self._route: Any = None
 
     def excluded(self, round: Round) -> str:
-        slots = round.slots
+        slots, index, route = round.slots, round.index, round.route
+        requests: Any
+        verified: Any
+        drafted: Any
         if len(slots) == 1:
             slot = slots[0]
-            shape: Any = (round.depth, slot.verified, slot.drafted, round.route)
+            requests, verified, drafted = slot.request, slot.verified, slot.drafted
         else:
-            shape = (round.depth, [(s.verified, s.drafted) for s in slots], round.route)
-        requests = [slot.request for slot in slots]
-        resumed = round.index != self._index + 1 or requests != self._requests
-        same = shape == self._last
-        self._last, self._index, self._requests = shape, round.index, requests
+            requests = [slot.request for slot in slots]
+            verified = [slot.verified for slot in slots]
+            drafted = [slot.drafted for slot in slots]
+        resumed = index != self._index + 1 or requests != self._requests
+        same = (
+            verified == self._verified
+            and drafted == self._drafted
+            and (route is self._route or route == self._route)
+        )
+        self._index, self._requests = index, requests
+        self._verified, self._drafted, self._route = verified, drafted, route
         if not usable_ms(round.round_ms):
             return "clock"
         if resumed:
@@ -42,5 +53,5 @@ class Gate:
 
     def forget(self) -> None:
         """The next round is the first of a stretch."""
-        self._last = None
+        self._verified = None
         self._index = -1

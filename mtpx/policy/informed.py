@@ -8,10 +8,12 @@ later (`mtpx.policy.cut`).
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from mtpx.backend import FloatArray
 from mtpx.policy.acceptance import expected_tokens
+from mtpx.policy.confidence import EDGES
 from mtpx.policy.cost import MeasuredCosts, interpolate
 from mtpx.policy.cut import goes_on
 from mtpx.policy.cutting import Cutting
@@ -22,7 +24,7 @@ from mtpx.policy.rehearsal import drafts_to_verify
 class InformedRound:
     """`modes` and `caps` (n,): each sequence's sampling regime and the most drafts it may make this round;
     `selected`: the depth whose rate a draft has to beat. `cut` and `stopped` count what was not verified,
-    and what was not made."""
+    and what was not made; `settled` says that all that was made is verified, unread."""
 
     def __init__(
         self,
@@ -43,12 +45,24 @@ class InformedRound:
         rate = sum(tokens) / len(tokens) / interpolate(curve, selected)
         rate *= 1.0 + max(0.0, cutting.gain)
         self._prices = cutting.prices(curve, depth, rate)
+        self._tables: list[list[float]] = []
+        self._least: dict[tuple[int, ...], int] = {}
+        self._verified: dict[tuple[int, ...], bool] = {}
+        if len(modes) == 1 and not cutting.measuring:
+            mode = self._modes[0]
+            self._tables = [
+                experience.table(mode, j, mean)
+                for j, mean in enumerate(self._means[mode][: self._caps[0]])
+            ]
         self.begin()
 
     def begin(self) -> None:
         """A round begins."""
         self.cut = self.stopped = 0
-        self._verify = self._prices.after(self._cutting.last)
+        self.settled = False
+        self._last = self._cutting.last
+        self._verify = self._prices.after(self._last)
+        self._buckets: list[int] = []
 
     def suits(self, modes: Sequence[str], caps: Sequence[int]) -> bool:
         """Whether it was made for sequences like these."""
@@ -56,6 +70,8 @@ class InformedRound:
 
     def go_on(self, confidence: FloatArray) -> list[bool]:
         """Which sequences draft another after j drafts, (n, j)."""
+        if self._tables:
+            return [self.lone_goes_on(confidence)]
         made = confidence.shape[1]
         answer = []
         for mode, cap, row in zip(self._modes, self._caps, confidence.tolist(), strict=True):
@@ -66,7 +82,7 @@ class InformedRound:
                 self._accepts(mode, row),
                 self._means[mode][:cap],
                 self._verify,
-                self._prices.step,
+                self._prices.draft,
                 self._prices.rate,
             )
             if not further:
@@ -74,8 +90,73 @@ class InformedRound:
             answer.append(further)
         return answer
 
+    def lone_goes_on(self, confidence: FloatArray) -> bool:
+        """As `go_on`, of one sequence whose every draft is asked about: a lookup, as long as its rounds are
+        alike. The surer the last draft, the more another is worth, so one bucket says it of all."""
+        made = confidence.shape[1]
+        sure = float(confidence[0, made - 1])
+        cap = self._caps[0]
+        if made >= cap or sure != sure:
+            return False
+        before = (self._last, *self._buckets)
+        bucket = bisect_left(EDGES, sure)
+        self._buckets.append(bucket)
+        least = self._least.get(before)
+        if least is None:
+            least = self._least[before] = self._least_bucket()
+        if bucket >= least:
+            return True
+        self.stopped += cap - made
+        self.settled = self._whole(before, bucket)
+        return False
+
+    def _whole(self, before: tuple[int, ...], bucket: int) -> bool:
+        """Whether all drafts of a chain that ends with a draft of `bucket` are verified."""
+        key = (*before, bucket)
+        whole = self._verified.get(key)
+        if whole is None:
+            accepts = [table[b] for table, b in zip(self._tables, self._buckets, strict=False)]
+            whole = self._verified[key] = self._to_verify(accepts) == len(accepts)
+        return whole
+
+    def _to_verify(self, accepts: list[float]) -> int:
+        mode = self._modes[0]
+        return drafts_to_verify(
+            mode,
+            accepts,
+            self._means[mode][: len(accepts)],
+            self._verify,
+            self._prices.rate,
+            chain=self._cutting.stepwise,
+        )
+
+    def _least_bucket(self) -> int:
+        """The least bucket of the draft just made with which its chain goes on."""
+        accepts = [table[b] for table, b in zip(self._tables, self._buckets, strict=False)]
+        table = self._tables[len(accepts) - 1]
+        means, prices = self._means[self._modes[0]][: self._caps[0]], self._prices
+        low, high = 0, len(table)
+        while low < high:
+            middle = (low + high) // 2
+            accepts[-1] = table[middle]
+            if goes_on(accepts, means, self._verify, prices.draft, prices.rate):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
     def verify(self, confidence: FloatArray) -> list[int]:
         """Drafts to verify of (n, k) confidences, NaN where there is no draft."""
+        if self._tables:
+            row = confidence[0].tolist()
+            made = len(row)
+            accepts = [
+                table[bisect_left(EDGES, sure)]
+                for table, sure in zip(self._tables, row, strict=False)
+            ]
+            depth = self._to_verify(accepts)
+            self.cut = made - depth
+            return [depth]
         depths = []
         for mode, padded in zip(self._modes, confidence.tolist(), strict=True):
             row = [c for c in padded if not math.isnan(c)]

@@ -44,11 +44,11 @@ def seen(
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Of a round: `verify` (k + 1,), the target's forward by depth, ms; `step`, a head step; `more`, the
-    factor on a forward whose shape changes; `rate`, λ, the tokens per ms to be had elsewhere."""
+    """Of a round: `verify` (k + 1,), the target's forward by depth, ms; `draft` (k + 1,), so many head
+    steps; `more`, the factor on a forward whose shape changes; `rate`, λ, the tokens per ms to be had elsewhere."""
 
     verify: list[float]
-    step: float
+    draft: list[float]
     more: float
     rate: float
 
@@ -73,7 +73,7 @@ def rehearse(
             row.mode, row.accepts[:made], row.rates[:made], verify, prices.rate, chain=stepwise
         )
         got += row.tokens[v]
-        spent += verify[v] + prices.step * made + read_ms * (made if stepwise else 1)
+        spent += verify[v] + prices.draft[made] + read_ms * (made if stepwise else 1)
         last = v
     return got / spent
 
@@ -83,7 +83,7 @@ def chain_length(
 ) -> int:
     """Drafts of a chain, asked after each, of at most len(rates)."""
     made = 1
-    while made < len(rates) and goes_on(accepts[:made], rates, verify, prices.step, prices.rate):
+    while made < len(rates) and goes_on(accepts[:made], rates, verify, prices.draft, prices.rate):
         made += 1
     return made
 

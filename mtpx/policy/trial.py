@@ -32,6 +32,9 @@ and half of that every so many rounds, so that a dip between two timed depths is
 SHORTEST, LONGEST = 2, 32
 """Rounds of a trial: a change of shape and a sample at least."""
 
+RECENT = 200
+"""Rounds within which a depth that chains reach was timed lately enough not to be tried."""
+
 TRANSITION = 0.15
 """Published extra cost of a round whose shape changed: paid going there and coming back."""
 
@@ -93,6 +96,7 @@ def choose(
     credit: float,
     measured_too: bool,
     hoped: Sequence[float] | None = None,
+    explored: int = 0,
 ) -> Trial | None:
     """The trial with the most optimistic gain for its expected loss, if one is worthwhile and costs
     at most `credit` rounds, or pays without. Without `measured_too` only depths that were never timed are tried.
@@ -111,7 +115,9 @@ def choose(
     best_score = 0.0
     for depth in range(len(tokens)):
         known = costs.measured(depth)
-        if depth == selected or (known and not measured_too):
+        if depth == selected or (
+            known and (not measured_too or (0 < depth <= explored and costs.age(depth) < RECENT))
+        ):
             continue
         ms = interpolate(curve, depth)
         own = ms * max(0.6, 1.0 - Z * costs.deviation(depth)) if known else 0.0
