@@ -299,3 +299,18 @@ def test_a_depth_that_chains_shun_is_timed_again_sometimes() -> None:
         policy.cutting.depth, policy.cutting.stepwise = 3, True
     assert costs.cost(1) == pytest.approx(MS[1], rel=0.1)
     assert costs.rounds - shunned < 700
+
+
+def test_routes_are_looked_at_however_long_stretches_are() -> None:
+    """A verifier that was compiled meanwhile is noticed within some thirty rounds."""
+    driven = Driven(AdaptiveDepth(cuts=False))
+    driven.settle()
+    looks = []
+
+    def route(depth: int) -> Route:
+        looks.append(depth)
+        return ROUTE
+
+    for _ in range(32):
+        driven.policy.propose(Batch([4], [100], [True], route))
+    assert looks

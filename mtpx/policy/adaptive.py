@@ -96,6 +96,7 @@ class AdaptiveDepth:
         self._seeding = 0
         self._tries: dict[int, int] = {}
         self._rounds = 0
+        self._routes_due = ROUTES_EVERY
         self._review = 0
         self._reviewed: Group | None = None
         self._head = 0
@@ -116,12 +117,12 @@ class AdaptiveDepth:
         if stretch is not None:
             if stretch.goes_on(batch):
                 stretch.left -= 1
+                self._rounds += 1
                 self._decision = Decision(selected=stretch.selected, reason=stretch.reason)
                 if stretch.informed is not None:
                     stretch.informed.begin()
                 return stretch.depth
             self._catch_up()
-            self._rounds += stretch.rounds - stretch.left
             self._stretch = None
         limit = batch.limit
         self._modes = [MODES[0] if greedy else MODES[1] for greedy in batch.greedy]
@@ -137,7 +138,8 @@ class AdaptiveDepth:
         self._group = group = (batch.width, drafting)
         costs = self.seen.costs_of(group)
         self._rounds += 1
-        if self._rounds % ROUTES_EVERY == 0 and self.cost_feedback:
+        if self._rounds >= self._routes_due and self.cost_feedback:
+            self._routes_due = self._rounds + ROUTES_EVERY
             for depth in list(costs.depths):
                 costs.take_route(depth, batch.route(depth).kind)
         if limit == self._head and self._rounds < self._review and group == self._reviewed:

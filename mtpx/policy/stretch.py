@@ -21,7 +21,7 @@ CLEAR = 1.3
 
 
 class Stretch:
-    """`rounds` rounds, of which `left` are left, at `depth`, of one sequence, each as `selected` for `reason`.
+    """`left` rounds at `depth`, of one sequence, each as `selected` for `reason`.
     `expected`: ms of a whole round by drafts verified. `pending`: rounds not learned from yet, each with its
     decision and why its time is no sample. `drafts`: ms of so many head steps, where they are known."""
 
@@ -35,7 +35,6 @@ class Stretch:
         "left",
         "pending",
         "reason",
-        "rounds",
         "selected",
     )
 
@@ -51,7 +50,7 @@ class Stretch:
         drafts: list[float],
         requests: list[int],
     ) -> None:
-        self.left = self.rounds = rounds
+        self.left = rounds
         self.depth, self.selected, self.reason = depth, selected, reason
         self.informed = informed
         self.pending: list[tuple[Round, Decision, str]] = []
