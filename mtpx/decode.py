@@ -70,7 +70,7 @@ def decode(
     index = first_index
     limit = engine.info.head_depth_limit
     stopping = policy if isinstance(policy, StoppingPolicy) else None
-    answering = _Answering(policy)
+    answering = Answering(policy)
     for request in requests:
         if request.stop is None and request.remaining <= 0:
             request.stop = "length"
@@ -110,7 +110,7 @@ def decode(
         live = [r for r in live if r.stop is None]
 
 
-class _Answering:
+class Answering:
     """While the policy answers: whatever it raises becomes a `PolicyError` that names it."""
 
     def __init__(self, policy: DepthPolicy) -> None:
@@ -137,7 +137,7 @@ def _checked(policy: DepthPolicy, depth: object) -> int:
     return depth
 
 
-def _asked(policy: StoppingPolicy, width: int, answering: _Answering) -> GoOn:
+def _asked(policy: StoppingPolicy, width: int, answering: Answering) -> GoOn:
     """What the engine asks between two head steps: the policy, whose answer is looked at."""
 
     def go_on(confidence: FloatArray) -> list[bool]:
@@ -154,7 +154,7 @@ def _asked(policy: StoppingPolicy, width: int, answering: _Answering) -> GoOn:
 
 
 def _depths(
-    policy: DepthPolicy, drafts: Drafts | None, width: int, answering: _Answering
+    policy: DepthPolicy, drafts: Drafts | None, width: int, answering: Answering
 ) -> list[int]:
     """How many drafts of each slot are verified: all, unless the policy wants to look first."""
     if drafts is None:

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mtpx.chain import lengths
-from mtpx.errors import MtpxError, PolicyError
+from mtpx.decode import Answering
+from mtpx.errors import PolicyError
 from mtpx.policy import Batch, DepthPolicy, StoppingPolicy
 from mtpx.round import Round, Route, SlotRound
 from mtpx.sampling import Array
@@ -65,6 +66,7 @@ def play(
     growth = (t.factor * scenario.context_ms / 1000.0).tolist()
     routes = _Routes(scenario)
     stopping = policy if isinstance(policy, StoppingPolicy) else None
+    answering = Answering(policy)
     caps = [limit] * width
     flags = [greedy] * width
     contexts = [scenario.context] * width
@@ -74,7 +76,7 @@ def play(
     last = None
     for r in range(rounds):
         batch = Batch(caps, list(contexts), flags, routes.of)
-        try:
+        with answering:
             depth = policy.propose(batch)
             if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
                 raise PolicyError(f"policy {policy.name!r} proposed {depth!r}, not a depth")
@@ -99,12 +101,6 @@ def play(
                     )
             else:
                 verified = counts
-        except MtpxError:
-            raise
-        except Exception as error:
-            raise PolicyError(
-                f"policy {policy.name!r} raised {type(error).__name__}: {error}"
-            ) from error
         slots = []
         total = 0
         for i, v in enumerate(verified):
@@ -156,15 +152,9 @@ def play(
             forward if timed_apart else None,
         )
         clock += ms
-        try:
+        with answering:
             round.decision = decision = policy.decision()
             policy.observe(round)
-        except MtpxError:
-            raise
-        except Exception as error:
-            raise PolicyError(
-                f"policy {policy.name!r} raised {type(error).__name__}: {error}"
-            ) from error
         depths.append(depth)
         tokens.append(total)
         times.append(ms)
