@@ -112,20 +112,12 @@ class Calibration:
         return [self.accepts(position, edge, rate) for edge in (*EDGES, 0.0)]
 
     def _fit(self, position: int, rate: float) -> list[float]:
-        weights = [n + PRIOR for n in self._seen[position]]
-        prior = self._pooled(rate)
-        values = [
-            (hits + PRIOR * p) / w
-            for hits, w, p in zip(self._stood[position], weights, prior, strict=True)
-        ]
-        return isotonic(values, weights)
+        return _held(self._seen[position], self._stood[position], self._pooled(rate))
 
     def _pooled(self, rate: float) -> list[float]:
         """By bucket, over all positions."""
-        weights = [sum(n) + PRIOR for n in zip(*self._seen, strict=True)]
-        stood = [sum(n) for n in zip(*self._stood, strict=True)]
-        values = [(hits + PRIOR * rate) / w for hits, w in zip(stood, weights, strict=True)]
-        return isotonic(values, weights)
+        seen, stood = ([sum(n) for n in zip(*of, strict=True)] for of in (self._seen, self._stood))
+        return _held(seen, stood, [rate] * (len(EDGES) + 1))
 
     @property
     def ready(self) -> bool:
@@ -155,6 +147,13 @@ class Calibration:
             self._grow()
             self._seen[-1], self._stood[-1] = row, hits
         self._judged = int(sum(map(sum, seen)))
+
+
+def _held(seen: Sequence[float], stood: Sequence[float], prior: Sequence[float]) -> list[float]:
+    """Rates by bucket, each held at its prior by `PRIOR` pseudo-drafts, made monotone."""
+    weights = [n + PRIOR for n in seen]
+    values = [(hits + PRIOR * p) / w for hits, w, p in zip(stood, weights, prior, strict=True)]
+    return isotonic(values, weights)
 
 
 def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:

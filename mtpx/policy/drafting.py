@@ -16,7 +16,7 @@ from mtpx.policy.cost import checked_costs, interpolate, usable_ms
 from mtpx.round import Round
 
 TRANSITION = 0.15
-"""Extra cost of a changed shape, relative, until it has been seen."""
+"""Extra cost of a changed shape, relative, until it has been seen (published)."""
 
 FIRM = 0.03
 """Relative deviation of a depth's cost above which a change to it tells nothing about changes."""

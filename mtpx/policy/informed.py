@@ -71,7 +71,7 @@ class InformedRound:
     def go_on(self, confidence: FloatArray) -> list[bool]:
         """Which sequences draft another after j drafts, (n, j)."""
         if self._tables:
-            return [self.lone_goes_on(confidence)]
+            return [self._lone_goes_on(confidence)]
         made = confidence.shape[1]
         answer = []
         for mode, cap, row in zip(self._modes, self._caps, confidence.tolist(), strict=True):
@@ -90,7 +90,7 @@ class InformedRound:
             answer.append(further)
         return answer
 
-    def lone_goes_on(self, confidence: FloatArray) -> bool:
+    def _lone_goes_on(self, confidence: FloatArray) -> bool:
         """As `go_on`, of one sequence whose every draft is asked about: a lookup, as long as its rounds are
         alike. The surer the last draft, the more another is worth, so one bucket says it of all."""
         made = confidence.shape[1]

@@ -20,7 +20,7 @@ class Timing:
 
         `informed`: confidences decided in it. `group` is `None` where nothing might be drafted."""
         if group is None:
-            self._note_drafts(round, informed)
+            self._note_drafts(round, beside_ms(round), informed)
             return excluded or "cap"
         drafting = [slot for slot in round.slots if slot.drafted]
         depths = {slot.verified for slot in drafting} or {0}
@@ -43,16 +43,16 @@ class Timing:
         informed: bool,
     ) -> str:
         """As `round`, where every sequence that drafts made and verified as many."""
-        self._note_drafts(round, informed)
+        beside = beside_ms(round)
+        self._note_drafts(round, beside, informed)
         if excluded == "transition" and verified == made:
-            self._changed(costs, round)
+            self._changed(costs, round, beside)
         if not self._feedback:
             return "fixed"
         if excluded:
             return excluded
-        cutting = self._cutting
+        cutting, drafts = self._cutting, self._cutting.drafts
         ms: float | None = round.round_ms
-        drafts, beside = cutting.drafts, beside_ms(round)
         if informed and drafts.apart and beside is not None:
             # The forward that it was, and so many drafts as it would be without reading.
             ms = round.round_ms - beside + drafts.table(verified)[verified]
@@ -70,15 +70,15 @@ class Timing:
             return "reading"
         return "" if costs.sample(verified, ms) else "stall"
 
-    def _note_drafts(self, round: Round, informed: bool) -> None:
+    def _note_drafts(self, round: Round, beside: float | None, informed: bool) -> None:
         stepwise = informed and self._cutting.stepwise
         reads = 0 if not informed else round.depth if stepwise else 1
-        self._cutting.drafts.note(round.depth, beside_ms(round), reads, stepwise=stepwise)
+        self._cutting.drafts.note(round.depth, beside, reads, stepwise=stepwise)
 
-    def _changed(self, costs: MeasuredCosts, round: Round) -> None:
+    def _changed(self, costs: MeasuredCosts, round: Round, beside: float | None) -> None:
         """A round whose shape was another than the one before."""
         whole = costs.cost(round.depth)
-        drafts, beside = self._cutting.drafts, beside_ms(round)
+        drafts = self._cutting.drafts
         ms = rest = round.round_ms
         if drafts.apart and beside is not None:
             unread = drafts.table(round.depth)[-1]

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from mtpx.policy.acceptance import expected_tokens, optimistic_tokens
 from mtpx.policy.cost import MeasuredCosts, interpolate
+from mtpx.policy.drafting import TRANSITION
 
 Z = 1.3
 """Standard deviations of optimism: one true value in ten lies further out."""
@@ -34,9 +35,6 @@ SHORTEST, LONGEST = 2, 32
 
 RECENT = 200
 """Rounds within which a depth that chains reach was timed lately enough not to be tried."""
-
-TRANSITION = 0.15
-"""Published extra cost of a round whose shape changed: paid going there and coming back."""
 
 
 class Trial:
@@ -128,6 +126,7 @@ def choose(
         if gain < WORTHWHILE:
             continue
         a_round = ms / own_ms * max(0.0, 1.0 - tokens[depth] / ms / value)
+        # Paid going there and coming back.
         moving = TRANSITION * (1.0 + ms / own_ms)
         loss = max(SHORTEST * a_round, moving) + moving
         score = (gain - 1.0) / loss
