@@ -7,14 +7,14 @@ request received in `Request.delivered`, and may end a request by setting its `s
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
 
 from mtpx.backend import Clock, Drafts, Engine, FloatArray, GoOn, Outcome, Slot, TokenLogprob
 from mtpx.errors import MtpxError, PolicyError
-from mtpx.policy import Batch, DepthPolicy, StoppingPolicy
+from mtpx.policy import Batch, DepthPolicy, LoneStoppingPolicy, StoppingPolicy
 from mtpx.round import Round, SlotRound
 from mtpx.sampling import Sampling
 
@@ -69,8 +69,8 @@ def decode(
     """
     index = first_index
     limit = engine.info.head_depth_limit
-    stopping = policy if isinstance(policy, StoppingPolicy) else None
     answering = Answering(policy)
+    questions = _Questions(policy, answering) if isinstance(policy, StoppingPolicy) else None
     for request in requests:
         if request.stop is None and request.remaining <= 0:
             request.stop = "length"
@@ -88,9 +88,7 @@ def decode(
             depth = _checked(policy, policy.propose(batch))
         caps = [min(depth, cap) for cap in batch.caps]
         asked = clock()
-        go_on = (
-            _asked(stopping, len(live), answering) if stopping and stopping.wants_steps else None
-        )
+        go_on = None if questions is None else questions.about(len(live))
         drafts = engine.propose(slots, caps, go_on) if any(caps) else None
         depths = _depths(policy, drafts, len(live), answering)
         if drafts is not None and any(depths):
@@ -137,20 +135,47 @@ def _checked(policy: DepthPolicy, depth: object) -> int:
     return depth
 
 
-def _asked(policy: StoppingPolicy, width: int, answering: Answering) -> GoOn:
-    """What the engine asks between two head steps: the policy, whose answer is looked at."""
+class _Questions:
+    """What the engine asks between two head steps: the policy, whose answers are looked at. An `AloneGoOn`."""
 
-    def go_on(confidence: FloatArray) -> list[bool]:
-        with answering:
-            answer = policy.go_on(confidence)
-        if len(answer) != width or not all(isinstance(one, bool) for one in answer):
-            raise PolicyError(
-                f"policy {policy.name!r} was asked which of {width} sequences go on drafting and "
-                f"answered {answer!r}; it must say True or False for each"
-            )
+    def __init__(self, policy: StoppingPolicy, answering: Answering) -> None:
+        self._policy, self._answering = policy, answering
+        self._goes_on = policy.lone_goes_on if isinstance(policy, LoneStoppingPolicy) else None
+        self._width = 0
+        self.alone: Callable[[float], bool] | None = None
+
+    def about(self, width: int) -> GoOn | None:
+        """Of this round's sequences, if the policy wants to be asked."""
+        if not self._policy.wants_steps:
+            return None
+        if width != self._width:
+            self._width = width
+            self.alone = self._lone if width == 1 and self._goes_on is not None else None
+        return self
+
+    def __call__(self, confidence: FloatArray) -> list[bool]:
+        with self._answering:
+            answer = self._policy.go_on(confidence)
+        if len(answer) != self._width or not all(isinstance(one, bool) for one in answer):
+            raise self._nonsense(answer)
         return answer
 
-    return go_on
+    def _lone(self, confidence: float) -> bool:
+        assert self._goes_on is not None
+        try:
+            answer = self._goes_on(confidence)
+        except Exception:
+            with self._answering:
+                raise
+        if answer is not True and answer is not False:
+            raise self._nonsense(answer)
+        return answer
+
+    def _nonsense(self, answer: object) -> PolicyError:
+        return PolicyError(
+            f"policy {self._policy.name!r} was asked which of {self._width} sequences go on drafting and "
+            f"answered {answer!r}; it must say True or False for each"
+        )
 
 
 def _depths(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpx.backend import FloatArray
 from mtpx.chain import Chain, among, lengths
+from mtpx.testing.stopping import LoneQuestions, Questions
 
 CAPS = st.lists(st.integers(0, 5), min_size=1, max_size=5)
 
@@ -52,6 +54,22 @@ def test_a_question_shows_a_row_for_every_slot_and_nan_where_there_is_no_draft()
     np.testing.assert_array_equal(shown[0], [[nan], [-1.0], [-2.0]])
     np.testing.assert_array_equal(shown[1], [[nan, nan], [-1.0, nan], [-2.0, -2.0]])
     assert len(shown) == 2, "the last draft there is room for is not asked about"
+
+
+@given(st.integers(0, 6), st.integers(1, 7))
+def test_a_lone_slot_is_asked_about_by_number_where_that_is_possible(cap: int, stop: int) -> None:
+    by_number = LoneQuestions([stop])
+    by_array = Questions([stop])
+    assert counts([cap], Chain([cap], by_number)) == counts([cap], Chain([cap], by_array))
+    for told, shown in zip(by_number.shown, by_array.shown, strict=True):
+        np.testing.assert_array_equal(told, shown)
+    assert len(by_number.shown) == max(0, min(cap - 1, stop))
+
+
+def test_several_slots_are_asked_about_by_array() -> None:
+    asked = LoneQuestions([3, 2])
+    asked.alone = pytest.fail  # type: ignore[assignment]
+    assert counts([3, 3], Chain([3, 3], asked)) == [3, 2]
 
 
 def test_nothing_is_read_where_nobody_is_asked() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mtpx.simulate.engine as engine_module
-from mtpx.backend import Drafts, EngineOptions, GoOn, Outcome, Slot
+from mtpx.backend import Drafts, EngineOptions, FloatArray, GoOn, Outcome, Slot
 from mtpx.carry import Adopted, CarriedHead
 from mtpx.errors import BackendError
 from mtpx.sampling import USE_ACCEPT, USE_COMMIT, Array, draw
@@ -260,6 +260,24 @@ class ShowsOneConfidence(SimulatedEngine):
         return super().propose(slots, caps, asked)
 
 
+class TellsTheFirstConfidence(SimulatedEngine):
+    """Asked about a lone slot by number, with that of draft 1 after every step."""
+
+    def propose(
+        self, slots: Sequence[Slot], caps: Sequence[int], go_on: GoOn | None = None
+    ) -> SimulatedDrafts:
+        alone = getattr(go_on, "alone", None)
+        if alone is None:
+            return super().propose(slots, caps, go_on)
+        first: list[float] = []
+
+        def asked(sure: FloatArray) -> list[bool]:
+            first.append(float(sure[0, 0]))
+            return [bool(alone(first[0]))]
+
+        return super().propose(slots, caps, asked)
+
+
 class StopsAnotherSlot(SimulatedEngine):
     def propose(
         self, slots: Sequence[Slot], caps: Sequence[int], go_on: GoOn | None = None
@@ -328,6 +346,7 @@ BROKEN_ENGINES: list[tuple[type[SimulatedEngine], str, str]] = [
     (NeverStops, "a_chain_that_stops_leaves_a_plain_state", "were let make"),
     (StopsAnotherSlot, "a_chain_that_stops_leaves_a_plain_state", "were let make"),
     (ShowsOneConfidence, "being_asked_changes_no_draft", "of shape"),
+    (TellsTheFirstConfidence, "being_asked_changes_no_draft", "from the draft's own"),
     (DropsDraftsForTheNextConfidence, "stopping_early_keeps_the_distribution", "stop early"),
     (DropsADraftForItsToken, "stopping_early_keeps_the_distribution", "stop early"),
     (RoomForOneMore, "width_is_capped_and_closing_makes_room", "beyond max_width was not refused"),

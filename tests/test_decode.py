@@ -405,6 +405,59 @@ def test_a_policy_that_is_asked_ends_a_chain_and_what_was_made_is_verified() -> 
     assert request.delivered == plain(40)
 
 
+class ByNumber(Stepping):
+    """Asked about a lone sequence by number."""
+
+    def __init__(self, further: Callable[[float], Any]) -> None:
+        super().__init__(lambda sure: [True] * len(sure))
+        self.by_number = further
+
+    def lone_goes_on(self, confidence: float) -> bool:
+        answer: bool = self.by_number(confidence)
+        return answer
+
+
+def test_a_policy_that_answers_by_number_is_asked_so_about_a_lone_sequence() -> None:
+    asked: list[float] = []
+
+    def once(sure: float) -> bool:
+        asked.append(sure)
+        return len(asked) % 2 == 1
+
+    engine = engine_of()
+    request = request_on(engine, 40)
+    rounds = finish(engine, ByNumber(once), request)
+    assert max(r.slots[0].drafted for r in rounds) == 2
+    shown = [c for r in rounds for c in (r.slots[0].confidences or [])]
+    assert asked == [c for c in shown if c in asked]
+    assert len(asked) > len(rounds)
+    assert request.delivered == plain(40)
+
+
+def test_two_sequences_are_asked_about_by_array() -> None:
+    def never(sure: float) -> bool:
+        raise AssertionError("not to be asked")
+
+    engine = engine_of(width=2)
+    finish(engine, ByNumber(never), request_on(engine, 8), request_on(engine, 8, id=1))
+
+
+@pytest.mark.parametrize("answer", [1, None, "yes", [True]])
+def test_an_answer_by_number_that_is_no_bool_is_refused(answer: Any) -> None:
+    engine = engine_of()
+    with pytest.raises(PolicyError, match="True or False for each"):
+        finish(engine, ByNumber(lambda sure: answer), request_on(engine, 12))
+
+
+def test_a_policy_that_raises_when_asked_by_number_is_named() -> None:
+    def fails(sure: float) -> Any:
+        raise ZeroDivisionError("division by zero")
+
+    engine = engine_of()
+    with pytest.raises(PolicyError, match="'scripted' raised ZeroDivisionError"):
+        finish(engine, ByNumber(fails), request_on(engine, 12))
+
+
 def test_a_policy_that_does_not_want_to_be_asked_now_is_not() -> None:
     policy = Stepping(lambda sure: [False])
     policy.wants_steps = False

@@ -135,8 +135,9 @@ def test_an_outcome_that_is_none_is_refused_within_a_stretch() -> None:
         driven.policy.observe(Round(driven.index, 0, 1, [slot], MS[1], ROUTE))
 
 
+@pytest.mark.parametrize("by_number", [True, False])
 @pytest.mark.parametrize("seed", range(20))
-def test_a_lone_chain_by_its_tables_is_the_chain_by_its_rule(seed: int) -> None:
+def test_a_lone_chain_by_its_tables_is_the_chain_by_its_rule(seed: int, by_number: bool) -> None:
     rng = np.random.default_rng(seed)
     seen, cutting, costs = Experience(), Cutting(), MeasuredCosts()
     for _ in range(600):
@@ -159,7 +160,10 @@ def test_a_lone_chain_by_its_tables_is_the_chain_by_its_rule(seed: int) -> None:
         while made < 3:
             accepts = [seen.accepts("greedy", j, float(sure[j]), means[j]) for j in range(made)]
             further = goes_on(accepts, means, verify, prices.draft, prices.rate)
-            assert chain.go_on(sure[None, :made]) == [further]
+            if by_number:
+                assert chain.lone_goes_on(float(sure[made - 1])) == further
+            else:
+                assert chain.go_on(sure[None, :made]) == [further]
             if not further:
                 break
             made += 1

@@ -14,7 +14,7 @@ from mtpx.backend import FloatArray
 from mtpx.policy.fixed import FixedDepth
 from mtpx.round import Decision, Round, Route
 
-__all__ = ["Batch", "DepthPolicy", "FixedDepth", "StoppingPolicy"]
+__all__ = ["Batch", "DepthPolicy", "FixedDepth", "LoneStoppingPolicy", "StoppingPolicy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +90,14 @@ class StoppingPolicy(DepthPolicy, Protocol):
     def wants_steps(self) -> bool: ...
 
     def go_on(self, confidence: FloatArray) -> list[bool]: ...
+
+
+@runtime_checkable
+class LoneStoppingPolicy(StoppingPolicy, Protocol):
+    """One that answers for a lone sequence by number, which is quicker (`mtpx.chain.AloneGoOn`).
+
+    Asked instead of `go_on`, with the confidence of the newest draft, draft after draft of the round;
+    the answer is that of `go_on` for all of them.
+    """
+
+    def lone_goes_on(self, confidence: float) -> bool: ...

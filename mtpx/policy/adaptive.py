@@ -284,18 +284,19 @@ class AdaptiveDepth:
     def go_on(self, confidence: FloatArray) -> list[bool]:
         if self._informed is None:
             return [True] * len(confidence)
-        answer = self._informed.go_on(confidence)
-        self._decision.stopped = self._informed.stopped
-        return answer
+        return self._informed.go_on(confidence)
+
+    def lone_goes_on(self, confidence: float) -> bool:
+        return self._informed is None or self._informed.lone_goes_on(confidence)
 
     def verify(self, confidence: FloatArray) -> list[int]:
         if self._informed is None:
             return [int(n) for n in np.isfinite(confidence).sum(axis=1)]
-        depths = self._informed.verify(confidence)
-        self._decision.cut, self._decision.stopped = self._informed.cut, self._informed.stopped
-        return depths
+        return self._informed.verify(confidence)
 
     def decision(self) -> Decision:
+        if self._informed is not None:
+            self._decision.cut, self._decision.stopped = self._informed.cut, self._informed.stopped
         return self._decision
 
     # -- learning ------------------------------------------------------------------------------

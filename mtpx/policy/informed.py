@@ -48,7 +48,8 @@ class InformedRound:
         self._tables: list[list[float]] = []
         self._least: dict[tuple[int, ...], int] = {}
         self._verified: dict[tuple[int, ...], bool] = {}
-        if len(modes) == 1 and not cutting.measuring:
+        self._measuring = cutting.measuring
+        if len(modes) == 1 and not self._measuring:
             mode = self._modes[0]
             self._tables = [
                 experience.table(mode, j, mean)
@@ -66,19 +67,23 @@ class InformedRound:
 
     def suits(self, modes: Sequence[str], caps: Sequence[int]) -> bool:
         """Whether it was made for sequences like these."""
-        return self._modes == modes and self._caps == caps
+        return (
+            self._modes == modes
+            and self._caps == caps
+            and self._measuring == self._cutting.measuring
+        )
 
     def go_on(self, confidence: FloatArray) -> list[bool]:
         """Which sequences draft another after j drafts, (n, j)."""
         if self._tables:
-            return [self._lone_goes_on(confidence)]
+            return [self.lone_goes_on(float(confidence[0, -1]))]
         made = confidence.shape[1]
         answer = []
         for mode, cap, row in zip(self._modes, self._caps, confidence.tolist(), strict=True):
             if made >= cap or math.isnan(row[-1]):
                 answer.append(False)
                 continue
-            further = self._cutting.measuring or goes_on(
+            further = self._measuring or goes_on(
                 self._accepts(mode, row),
                 self._means[mode][:cap],
                 self._verify,
@@ -90,13 +95,12 @@ class InformedRound:
             answer.append(further)
         return answer
 
-    def _lone_goes_on(self, confidence: FloatArray) -> bool:
-        """As `go_on`, of one sequence whose every draft is asked about: a lookup, as long as its rounds are
+    def lone_goes_on(self, sure: float) -> bool:
+        """As `go_on`, of one sequence, asked after each of its drafts: a lookup, as long as its rounds are
         alike. The surer the last draft, the more another is worth, so one bucket says it of all."""
-        made = confidence.shape[1]
-        sure = float(confidence[0, made - 1])
-        cap = self._caps[0]
-        if made >= cap or sure != sure:
+        if not self._tables:
+            return self._measuring
+        if sure != sure or len(self._buckets) + 1 >= self._caps[0]:
             return False
         before = (self._last, *self._buckets)
         bucket = bisect_left(EDGES, sure)
@@ -106,7 +110,7 @@ class InformedRound:
             least = self._least[before] = self._least_bucket()
         if bucket >= least:
             return True
-        self.stopped += cap - made
+        self.stopped += self._caps[0] - len(self._buckets)
         self.settled = self._whole(before, bucket)
         return False
 
@@ -160,7 +164,7 @@ class InformedRound:
         depths = []
         for mode, padded in zip(self._modes, confidence.tolist(), strict=True):
             row = [c for c in padded if not math.isnan(c)]
-            if self._cutting.measuring:
+            if self._measuring:
                 depths.append(self._cutting.forced(len(row)))
             else:
                 depths.append(

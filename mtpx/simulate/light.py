@@ -2,7 +2,7 @@
 
 Whether draft j stands is a Bernoulli draw with the scenario's rate; nothing else of a model is
 there. The same seed has the same draws for every policy (common random numbers), so two policies
-differ by what they decided. `tests/test_light.py` holds it to the real loop on `SimulatedEngine`.
+differ by what they decided. `tests/test_adaptive.py` holds it to the real loop on `SimulatedEngine`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -22,34 +22,36 @@ from mtpx.testing.subject import Subject
 
 
 def being_asked_changes_no_draft(subject: Subject) -> Finding:
-    """Drafts and confidences are the same whether the head is asked after every step or runs through,
-    drawn or argmax; what it shows when it asks are the confidences of the drafts made so far."""
+    """Drafts and confidences are the same whether the head is asked after every step, by array or by
+    number, or runs through, drawn or argmax; what it shows when it asks are the confidences of the drafts
+    made so far."""
     found = Finding()
     for sampling in (GREEDY, Sampling(temperature=subject.temperature)):
         made = []
-        for asked in (False, True):
+        for kind in (None, Questions, LoneQuestions):
             with subject.engine() as engine:
                 slot = opened(engine, subject.prompts[0], sampling, seed=7)
                 depth = min(subject.depth, engine.info.head_depth_limit)
-                said = Questions([depth])
-                drafts = engine.propose([slot], [depth], said if asked else None)
+                said = None if kind is None else kind([depth])
+                drafts = engine.propose([slot], [depth], said)
                 made.append((subject.drafted(engine, drafts), np.asarray(drafts.confidence)))
-                if asked:
+                if said is not None:
                     said.compare(drafts, subject.tolerance)
-        (through, sure), (steps, again) = made
-        assert steps == through, (
-            f"asked after every step the head drafts {steps}, otherwise {through}"
-        )
-        assert np.abs(sure - again).max(initial=0.0) <= subject.tolerance, (
-            "asked after every step the head is differently sure of its drafts"
-        )
+        through, sure = made[0]
+        for steps, again in made[1:]:
+            assert steps == through, (
+                f"asked after every step the head drafts {steps}, otherwise {through}"
+            )
+            assert np.abs(sure - again).max(initial=0.0) <= subject.tolerance, (
+                "asked after every step the head is differently sure of its drafts"
+            )
         found.compared += 1
     return found
 
 
 def a_chain_that_stops_leaves_a_plain_state(subject: Subject) -> Finding:
-    """Slots that stop after 1, 2, ... drafts, side by side: as many drafts as each was let make, the
-    text of plain decode, and the state of a fresh run."""
+    """Slots that stop after 1, 2, ... drafts, side by side and alone: as many drafts as each was let make,
+    the text of plain decode, and the state of a fresh run."""
     found = Finding()
     with subject.engine(width=3) as engine:
         depth = min(subject.depth, engine.info.head_depth_limit)
@@ -69,6 +71,16 @@ def a_chain_that_stops_leaves_a_plain_state(subject: Subject) -> Finding:
                 ref = plain_text(engine, before[i], len(outcome.committed))
                 found.add(compare_texts(subject, engine, before[i], ref, outcome.committed, what))
                 found.add(compare_states(subject, engine, slots[i], what))
+            lone = slots[:1]
+            told = LoneQuestions([first])
+            drafts = engine.propose(lone, [depth], told)
+            assert drafts.counts == [first], (
+                f"a slot that was let make {first} of {depth} drafts, alone, made {drafts.counts[0]}"
+            )
+            told.compare(drafts, subject.tolerance)
+            engine.verify(lone, drafts, drafts.counts)
+            what = f"alone, stopped after {first} of {depth} drafts"
+            found.add(compare_states(subject, engine, slots[0], what))
     return found
 
 
@@ -96,6 +108,8 @@ def stopping_early_keeps_the_distribution(subject: Subject) -> Finding:
 class Questions:
     """A `go_on` that lets slot i make stops[i] drafts, and keeps what it was shown."""
 
+    alone: Callable[[float], bool] | None = None
+
     def __init__(self, stops: Sequence[int]) -> None:
         self.stops = list(stops)
         self.shown: list[FloatArray] = []
@@ -120,3 +134,16 @@ class Questions:
                 assert gap <= tolerance, (
                     f"asked after step {j} it was shown a confidence {gap:.3g} from the draft's own"
                 )
+
+
+class LoneQuestions(Questions):
+    """The same of one slot, which may be asked about by number (`mtpx.chain.AloneGoOn`)."""
+
+    def __init__(self, stops: Sequence[int]) -> None:
+        super().__init__(stops)
+        self.alone = self._alone
+        self._told: list[float] = []
+
+    def _alone(self, confidence: float) -> bool:
+        self._told.append(confidence)
+        return self(np.array([self._told]))[0]
