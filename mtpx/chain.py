@@ -12,8 +12,9 @@ from mtpx.backend import FloatArray, GoOn
 
 class AloneGoOn(Protocol):
     """A `GoOn` that may also be asked about one sequence with a number: the confidence of its newest draft,
-    draft after draft. Between two head steps all Python is found in no cache: on the embedded model a
-    question put as an array takes 50 µs, as a number 6. `alone` is `None` where only arrays will do."""
+    draft after draft, also of the last one there is room for (whatever is answered then). Between two
+    head steps all Python is found in no cache: on the embedded model a question put as an array takes
+    50 µs, as a number 6. `alone` is `None` where only arrays will do."""
 
     alone: Callable[[float], bool] | None
 
@@ -39,11 +40,11 @@ class Chain:
         """A draft was made for every slot of `live`; returns those that make another, the new `live`.
 
         `read` gives the confidences of the drafts just made, one for each slot of `live` in its order; it
-        is called only where `go_on` is to be asked.
+        is called only where `go_on` is to be asked. Not to be called once `live` is empty.
         """
         self.steps += 1
         if self._alone is not None:
-            if not (self.live and self.steps < self._caps[0] and self._alone(read()[0])):
+            if not self._alone(read()[0]) or self.steps >= self._caps[0]:
                 self.live = []
             return self.live
         going = [i for i in self.live if self._caps[i] > self.steps]

@@ -90,7 +90,7 @@ def decode(
         asked = clock()
         go_on = None if questions is None else questions.about(len(live))
         drafts = engine.propose(slots, caps, go_on) if any(caps) else None
-        depths = _depths(policy, drafts, len(live), answering)
+        depths = _depths(policy, drafts, len(live), answering, questions)
         if drafts is not None and any(depths):
             outcomes = engine.verify(slots, drafts, depths)
         else:
@@ -136,21 +136,23 @@ def _checked(policy: DepthPolicy, depth: object) -> int:
 
 
 class _Questions:
-    """What the engine asks between two head steps: the policy, whose answers are looked at. An `AloneGoOn`."""
+    """What the engine asks between two head steps: the policy, whose answers are looked at. An `AloneGoOn`;
+    `told` counts the drafts of the round that it was told of by number."""
 
     def __init__(self, policy: StoppingPolicy, answering: Answering) -> None:
         self._policy, self._answering = policy, answering
-        self._goes_on = policy.lone_goes_on if isinstance(policy, LoneStoppingPolicy) else None
-        self._width = 0
+        self._lone = policy if isinstance(policy, LoneStoppingPolicy) else None
+        self._width = self.told = 0
         self.alone: Callable[[float], bool] | None = None
 
     def about(self, width: int) -> GoOn | None:
         """Of this round's sequences, if the policy wants to be asked."""
+        self.told = 0
         if not self._policy.wants_steps:
             return None
         if width != self._width:
             self._width = width
-            self.alone = self._lone if width == 1 and self._goes_on is not None else None
+            self.alone = self._by_number if width == 1 and self._lone is not None else None
         return self
 
     def __call__(self, confidence: FloatArray) -> list[bool]:
@@ -160,16 +162,23 @@ class _Questions:
             raise self._nonsense(answer)
         return answer
 
-    def _lone(self, confidence: float) -> bool:
-        assert self._goes_on is not None
+    def _by_number(self, confidence: float) -> bool:
+        assert self._lone is not None
+        self.told += 1
         try:
-            answer = self._goes_on(confidence)
+            answer = self._lone.lone_goes_on(confidence)
         except Exception:
             with self._answering:
                 raise
         if answer is not True and answer is not False:
             raise self._nonsense(answer)
         return answer
+
+    def lone_verify(self) -> int:
+        """How many of the drafts it was told of are verified."""
+        assert self._lone is not None
+        with self._answering:
+            return _checked(self._policy, self._lone.lone_verify())
 
     def _nonsense(self, answer: object) -> PolicyError:
         return PolicyError(
@@ -179,20 +188,26 @@ class _Questions:
 
 
 def _depths(
-    policy: DepthPolicy, drafts: Drafts | None, width: int, answering: Answering
+    policy: DepthPolicy,
+    drafts: Drafts | None,
+    width: int,
+    answering: Answering,
+    questions: _Questions | None,
 ) -> list[int]:
     """How many drafts of each slot are verified: all, unless the policy wants to look first."""
     if drafts is None:
         return [0] * width
+    counts = drafts.counts
     if not policy.wants_confidence:
-        return drafts.counts
-    confidence = drafts.confidence
-    with answering:
-        depths = [_checked(policy, depth) for depth in policy.verify(confidence)]
-    if len(depths) != width or any(d > c for d, c in zip(depths, drafts.counts, strict=False)):
-        raise PolicyError(
-            f"policy {policy.name!r} asked to verify {depths} of {drafts.counts} drafts"
-        )
+        return counts
+    if questions is not None and [questions.told] == counts:
+        depths = [questions.lone_verify()]
+    else:
+        confidence = drafts.confidence
+        with answering:
+            depths = [_checked(policy, depth) for depth in policy.verify(confidence)]
+    if len(depths) != width or any(d > c for d, c in zip(depths, counts, strict=False)):
+        raise PolicyError(f"policy {policy.name!r} asked to verify {depths} of {counts} drafts")
     return depths
 
 

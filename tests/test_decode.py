@@ -408,9 +408,16 @@ def test_a_policy_that_is_asked_ends_a_chain_and_what_was_made_is_verified() -> 
 class ByNumber(Stepping):
     """Asked about a lone sequence by number."""
 
-    def __init__(self, further: Callable[[float], Any]) -> None:
+    def __init__(self, further: Callable[[float], Any], verified: Any = 0) -> None:
         super().__init__(lambda sure: [True] * len(sure))
-        self.by_number = further
+        self.by_number, self.verified = further, verified
+
+    def verify(self, confidence: FloatArray) -> list[int]:
+        raise AssertionError("asked by array")
+
+    def lone_verify(self) -> int:
+        depth: int = self.verified
+        return depth
 
     def lone_goes_on(self, confidence: float) -> bool:
         answer: bool = self.by_number(confidence)
@@ -428,10 +435,28 @@ def test_a_policy_that_answers_by_number_is_asked_so_about_a_lone_sequence() -> 
     request = request_on(engine, 40)
     rounds = finish(engine, ByNumber(once), request)
     assert max(r.slots[0].drafted for r in rounds) == 2
-    shown = [c for r in rounds for c in (r.slots[0].confidences or [])]
-    assert asked == [c for c in shown if c in asked]
-    assert len(asked) > len(rounds)
+    assert asked == [c for r in rounds for c in (r.slots[0].confidences or [])]
+    assert all(r.slots[0].verified == r.slots[0].drafted for r in rounds)
     assert request.delivered == plain(40)
+
+
+def test_what_it_was_told_of_by_number_it_may_cut_without_seeing_an_array() -> None:
+    policy = ByNumber(lambda sure: True, verified=1)
+    policy.wants_confidence = True
+    engine = engine_of()
+    request = request_on(engine, 40)
+    rounds = finish(engine, policy, request)
+    assert {(r.slots[0].drafted, r.slots[0].verified) for r in rounds[:-3]} == {(3, 1)}
+    assert request.delivered == plain(40)
+
+
+@pytest.mark.parametrize("verified", [4, -1, True, None, [1]])
+def test_a_number_to_verify_that_is_no_depth_of_the_chain_is_refused(verified: Any) -> None:
+    policy = ByNumber(lambda sure: True, verified=verified)
+    policy.wants_confidence = True
+    engine = engine_of()
+    with pytest.raises(PolicyError, match=r"not a depth|of \[3\] drafts"):
+        finish(engine, policy, request_on(engine, 12))
 
 
 def test_two_sequences_are_asked_about_by_array() -> None:

@@ -169,7 +169,13 @@ def test_a_lone_chain_by_its_tables_is_the_chain_by_its_rule(seed: int, by_numbe
             made += 1
         accepts = [seen.accepts("greedy", j, float(sure[j]), means[j]) for j in range(made)]
         wanted = free_cut(accepts, verify, prices.rate)
-        if chain.settled:
+        if by_number:
+            if made == 3:
+                chain.lone_goes_on(float(sure[2]))
+            assert chain.settled == (wanted == made)
+            assert chain.lone_verify() == wanted
+            assert chain.cut == made - wanted
+        elif chain.settled:
             assert wanted == made, "what is not asked about is verified whole"
         else:
             assert chain.verify(sure[None, :made]) == [wanted]

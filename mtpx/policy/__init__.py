@@ -96,8 +96,11 @@ class StoppingPolicy(DepthPolicy, Protocol):
 class LoneStoppingPolicy(StoppingPolicy, Protocol):
     """One that answers for a lone sequence by number, which is quicker (`mtpx.chain.AloneGoOn`).
 
-    Asked instead of `go_on`, with the confidence of the newest draft, draft after draft of the round;
-    the answer is that of `go_on` for all of them.
+    `lone_goes_on` is asked instead of `go_on`, with the confidence of the newest draft, draft after draft of
+    the round: whether there is to be another. It is also told of the last one there is room for; then
+    `lone_verify` is asked instead of `verify`: how many of the drafts it was told of are verified.
     """
 
     def lone_goes_on(self, confidence: float) -> bool: ...
+
+    def lone_verify(self) -> int: ...

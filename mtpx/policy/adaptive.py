@@ -289,6 +289,10 @@ class AdaptiveDepth:
     def lone_goes_on(self, confidence: float) -> bool:
         return self._informed is None or self._informed.lone_goes_on(confidence)
 
+    def lone_verify(self) -> int:
+        assert self._informed is not None, "nothing is asked of a round without confidences"
+        return self._informed.lone_verify()
+
     def verify(self, confidence: FloatArray) -> list[int]:
         if self._informed is None:
             return [int(n) for n in np.isfinite(confidence).sum(axis=1)]

@@ -47,7 +47,7 @@ class InformedRound:
         self._prices = cutting.prices(curve, depth, rate)
         self._tables: list[list[float]] = []
         self._least: dict[tuple[int, ...], int] = {}
-        self._verified: dict[tuple[int, ...], bool] = {}
+        self._verified: dict[tuple[int, ...], int] = {}
         self._measuring = cutting.measuring
         if len(modes) == 1 and not self._measuring:
             mode = self._modes[0]
@@ -76,7 +76,9 @@ class InformedRound:
     def go_on(self, confidence: FloatArray) -> list[bool]:
         """Which sequences draft another after j drafts, (n, j)."""
         if self._tables:
-            return [self.lone_goes_on(float(confidence[0, -1]))]
+            return [
+                self.lone_goes_on(float(confidence[0, -1])) and len(self._buckets) < self._caps[0]
+            ]
         made = confidence.shape[1]
         answer = []
         for mode, cap, row in zip(self._modes, self._caps, confidence.tolist(), strict=True):
@@ -96,32 +98,38 @@ class InformedRound:
         return answer
 
     def lone_goes_on(self, sure: float) -> bool:
-        """As `go_on`, of one sequence, asked after each of its drafts: a lookup, as long as its rounds are
-        alike. The surer the last draft, the more another is worth, so one bucket says it of all."""
-        if not self._tables:
-            return self._measuring
-        if sure != sure or len(self._buckets) + 1 >= self._caps[0]:
-            return False
-        before = (self._last, *self._buckets)
+        """As `go_on`, of one sequence, told of each of its drafts: a lookup, as long as its rounds are alike.
+        The surer the last draft, the more another is worth, so one bucket says it of all."""
+        buckets = self._buckets
+        before = (self._last, *buckets)
         bucket = bisect_left(EDGES, sure)
-        self._buckets.append(bucket)
-        least = self._least.get(before)
-        if least is None:
-            least = self._least[before] = self._least_bucket()
-        if bucket >= least:
+        buckets.append(bucket)
+        if self._measuring:
             return True
-        self.stopped += self._caps[0] - len(self._buckets)
-        self.settled = self._whole(before, bucket)
+        left = self._caps[0] - len(buckets)
+        if left > 0:
+            least = self._least.get(before)
+            if least is None:
+                least = self._least[before] = self._least_bucket()
+            if bucket >= least:
+                return True
+            self.stopped += left
+        key = (*before, bucket)
+        depth = self._verified.get(key)
+        if depth is None:
+            depth = self._verified[key] = self._to_verify(
+                [table[b] for table, b in zip(self._tables, buckets, strict=False)]
+            )
+        self.cut = len(buckets) - depth
+        self.settled = not self.cut
         return False
 
-    def _whole(self, before: tuple[int, ...], bucket: int) -> bool:
-        """Whether all drafts of a chain that ends with a draft of `bucket` are verified."""
-        key = (*before, bucket)
-        whole = self._verified.get(key)
-        if whole is None:
-            accepts = [table[b] for table, b in zip(self._tables, self._buckets, strict=False)]
-            whole = self._verified[key] = self._to_verify(accepts) == len(accepts)
-        return whole
+    def lone_verify(self) -> int:
+        """As `verify`, of the drafts that `lone_goes_on` was told of."""
+        made = len(self._buckets)
+        if self._measuring:
+            self.cut = made - self._cutting.forced(made)
+        return made - self.cut
 
     def _to_verify(self, accepts: list[float]) -> int:
         mode = self._modes[0]
