@@ -44,7 +44,7 @@ HYSTERESIS = 1.005
 LEAN = 0.6
 """Standard deviations of the expected tokens that selection adds."""
 
-REVIEW, LATER, GROWS = 4, 8, 64
+REVIEW, LATER, GROWS = 4, 24, 32
 """Rounds between two selections, unless something happened: a few samples hardly move a belief. So many at
 first, one more every `GROWS` rounds, and at most `LATER`."""
 
@@ -263,6 +263,7 @@ class AdaptiveDepth:
                 {d: ms for d, ms in costs.curve() if costs.measured(d)},
                 drafts.table(depth) if drafts.apart else [],
                 self._requests,
+                [n - 1.0 for n in expected_tokens(self.seen.means(self._modes[0], self._head))],
             )
         return depth
 
