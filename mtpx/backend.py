@@ -163,12 +163,16 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """How one target forward ran; times in ms, `None` where they would have cost a synchronisation."""
+    """How one target forward ran; times in ms, `None` where they would have cost a synchronisation.
+
+    `ask_ms`: of `draft_ms`, what asking between head steps took (0: nobody was asked); `None` where the
+    device works beside the host, so that a question waits for it."""
 
     route: Route = Route()
     compiled_now: bool = False
     draft_ms: float | None = None
     verify_ms: float | None = None
+    ask_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

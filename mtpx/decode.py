@@ -90,14 +90,16 @@ def decode(
         asked = clock()
         go_on = None if questions is None else questions.about(len(live))
         drafts = engine.propose(slots, caps, go_on) if any(caps) else None
+        made = clock()
         depths = _depths(policy, drafts, len(live), answering, questions)
+        reading = clock() - made
         if drafts is not None and any(depths):
             outcomes = engine.verify(slots, drafts, depths)
         else:
             outcomes = engine.plain(slots)
         end = clock()
         drafted = drafts.counts if drafts is not None else [0] * len(live)
-        round = _record(index, start, end, asked, live, drafted, depths, outcomes)
+        round = _record(index, start, end, asked, reading, live, drafted, depths, outcomes)
         for request, outcome in zip(live, outcomes, strict=True):
             request.commit(outcome)
         with answering:
@@ -216,6 +218,7 @@ def _record(
     start: int,
     end: int,
     asked: int,
+    reading: int,
     live: Sequence[Request],
     drafted: Sequence[int],
     depths: Sequence[int],
@@ -245,4 +248,5 @@ def _record(
         draft_ms=forward.draft_ms,
         verify_ms=forward.verify_ms,
         host_ms=(asked - start) / 1e6,
+        ask_ms=None if forward.ask_ms is None else forward.ask_ms + reading / 1e6,
     )

@@ -75,7 +75,8 @@ class Round(msgspec.Struct, tag="round", omit_defaults=True):
 
     `round_ms` runs from the start of the round to the arrival of its outcome. `draft_ms` and
     `verify_ms` are present only where they were had without a further synchronisation; `host_ms`
-    is the loop's and the policy's own share of `round_ms`. `energy_j`, where there is a meter, is the
+    is the loop's and the policy's own share of `round_ms`; `ask_ms` what reading confidences and asking the
+    policy about them took, where the device's work is the host's. `energy_j`, where there is a meter, is the
     power it told then times the round's time.
     """
 
@@ -89,6 +90,7 @@ class Round(msgspec.Struct, tag="round", omit_defaults=True):
     draft_ms: float | None = None
     verify_ms: float | None = None
     host_ms: float | None = None
+    ask_ms: float | None = None
     energy_j: float | None = None
     decision: Decision | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtpx.backend import EngineOptions, FloatArray
+from mtpx.backend import EngineOptions, FloatArray, Forward
 from mtpx.decode import Request, decode
 from mtpx.errors import NonFiniteLogits, PolicyError
 from mtpx.policy import Batch, DepthPolicy, FixedDepth
@@ -457,6 +458,21 @@ def test_a_number_to_verify_that_is_no_depth_of_the_chain_is_refused(verified: A
     engine = engine_of()
     with pytest.raises(PolicyError, match=r"not a depth|of \[3\] drafts"):
         finish(engine, policy, request_on(engine, 12))
+
+
+def test_a_round_tells_what_asking_took_where_the_engine_does() -> None:
+    class Timed(SimulatedEngine):
+        def _forward(self, *args: Any) -> Forward:
+            return replace(super()._forward(*args), ask_ms=0.25)
+
+    engine = Timed(REGIME)
+    rounds = finish(engine, ByNumber(lambda sure: True), request_on(engine, 12))
+    assert [r.ask_ms for r in rounds] == [0.25] * len(rounds), (
+        "no time passes here while it decides"
+    )
+    engine = engine_of()
+    rounds = finish(engine, ByNumber(lambda sure: True), request_on(engine, 12))
+    assert {r.ask_ms for r in rounds} == {None}
 
 
 def test_two_sequences_are_asked_about_by_array() -> None:

@@ -44,6 +44,25 @@ def test_chains_that_are_not_made_unread_any_more_change_as_those_that_are_read(
     assert costs.table(1)[1] == pytest.approx(2.8 - costs.price[True], abs=0.05)
 
 
+def test_what_asking_took_is_its_price_where_it_is_timed_by_itself() -> None:
+    """Chains unread were timed while the machine was fast: their difference to read ones says nothing."""
+    costs = chains(reads=False)
+    for i in range(60):
+        # One question in ten waits for something.
+        asked = 0.04 if i % 10 else 2.0
+        costs.note(2, 2.6 + asked, 2, stepwise=True, asked=asked)
+    assert 0.02 <= costs.price[True] < 0.03
+    assert costs.price[False] == costs.price[True], "until that way has been seen, too"
+    assert costs.table(2)[2] == pytest.approx(2.6, rel=0.02), "read chains time the unread"
+
+
+def test_a_time_of_asking_that_cannot_be_is_not_believed() -> None:
+    costs = chains(reads=False)
+    costs.note(2, 2.6, 2, stepwise=True, asked=9.0)
+    costs.note(2, 2.6, 2, stepwise=True, asked=0.0)
+    assert costs.price[True] < 0.5
+
+
 def test_a_stall_moves_a_mean_by_a_fortieth() -> None:
     costs = chains(reads=False)
     costs.note(1, 60.0, 0, stepwise=False)

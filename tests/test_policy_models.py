@@ -104,6 +104,53 @@ def test_noise_at_one_depth_does_not_ratchet_another() -> None:
     assert cost(costs, 3) / cost(costs, 0) == pytest.approx(2.0, rel=0.1)
 
 
+def test_a_noisy_machine_that_changes_shape_often_makes_no_depth_dearer() -> None:
+    """Rounds that changed shape only correct downwards; what makes up for it must not be taken for the machine."""
+    for seed in range(6):
+        random = np.random.default_rng(seed)
+        true = {1: 10.0, 2: 12.0, 3: 15.0}
+        costs = settled(*true.items())
+        last, wave, slow = 1, 0.0, 0
+        for _ in range(6000):
+            costs.advance()
+            depth = last if random.random() < 0.6 else 3 - last
+            wave = 0.98 * wave + 0.01 * float(random.standard_normal())
+            slow = slow - 1 if slow else 30 * int(random.random() < 0.001)
+            pace = math.exp(wave + 0.06 * float(random.standard_normal())) * (1.6 if slow else 1.0)
+            ms = true[depth] * pace
+            if depth == last:
+                costs.sample(depth, ms)
+            else:
+                costs.bound(depth, ms)
+            last = depth
+        known = {depth: cost(costs, depth) / ms for depth, ms in true.items()}
+        assert known[1] == pytest.approx(known[2], rel=0.2)
+        assert known[3] / known[1] < 1.4
+
+
+def test_a_machine_that_is_fast_again_is_so_at_every_depth() -> None:
+    costs = settled((0, 10.0), (1, 12.0), (3, 20.0))
+    for _ in range(8):
+        costs.advance()
+        costs.sample(1, 12.0)
+    for _ in range(20):
+        costs.advance()
+        costs.sample(1, 19.2)
+    assert cost(costs, 3) > 26.0
+    costs.advance()
+    costs.bound(1, 12.3)
+    assert cost(costs, 1) == pytest.approx(12.3)
+    assert cost(costs, 3) == pytest.approx(20.0, rel=0.06)
+
+
+def test_what_a_slower_machine_added_is_forgotten_where_nothing_is_timed() -> None:
+    costs = settled((0, 10.0), (3, 20.0))
+    for _ in range(4000):
+        costs.advance()
+        costs.sample(0, 16.0)
+    assert 20.0 <= cost(costs, 3) < 25.0
+
+
 def test_a_stalled_first_sample_is_kept_only_once_confirmed() -> None:
     costs = settled((0, 10.0))
     assert not costs.sample(2, 60.0)

@@ -34,8 +34,12 @@ from mtpx.round import Decision, Round, Route, SlotRound
 
 DEEPEST = 6
 SUITES = ("chat", "code", "prose", "rewrite", "structured")
-NOISE, READING, ROUTE = 0.03, 0.045, Route("compiled", "")
-"""Relative noise of a round's parts; ms of a reading beside a step of the head (the embedded model, compiled)."""
+READING, ROUTE = 0.02, Route("compiled", "")
+"""ms of a reading beside a step of the head (the embedded model, compiled)."""
+
+NOISE, WAVES = 0.05, ((0.9, 0.04), (0.9995, 0.045))
+"""Relative noise of a round's parts; of whole rounds, as (what is left of it in the next round, its deviation):
+what 90,000 rounds of a bench showed on a virtual machine with two cores."""
 
 
 class Everywhere:
@@ -69,7 +73,7 @@ class Everywhere:
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
-def record(path: Path, prompts: int, precision: str) -> None:
+def record(path: Path, prompts: int, precision: str, tokens: int) -> None:
     answers = []
     times: dict[int, list[tuple[float, float]]] = defaultdict(list)
     with mtpx.load(precision=precision) as model:
@@ -88,7 +92,7 @@ def record(path: Path, prompts: int, precision: str) -> None:
             seen: list[tuple[int, list[float], list[int]]] = []
             model.generate(
                 ids,
-                max_tokens=64,
+                max_tokens=tokens,
                 temperature=0.0,
                 policy=policy,
                 on_round=lambda r, p=policy, s=seen: s.append(  # type: ignore[misc]
@@ -126,6 +130,7 @@ class Machine:
     def __init__(self, costs: list[list[float]], slow: float, seed: int) -> None:
         self.costs, self.slow, self.random = costs, slow, random.Random(seed)
         self.request, self.left, self.factor = 0, 0, 1.0
+        self.waves = [self.random.gauss(0.0, size) for _, size in WAVES]
 
     def play(self, policy: DepthPolicy, answer: dict[str, Any]) -> float:
         """ms a token."""
@@ -149,11 +154,13 @@ class Machine:
             accepted = min(stands, verified, answer["end"] - at - 1)
             forward = self.costs[verified][0] * (1.0 if last in (-1, verified) else 1.025)
             beside = self.costs[made][1] + READING * asked
-            forward, beside = forward * self._noise(), beside * self._noise()
+            pace = self._pace()
+            forward, beside = forward * pace * self._noise(), beside * pace * self._noise()
             slot = SlotRound(
                 self.request, at, made, verified, accepted, accepted + 1, False, read[:made] or None
             )
             round = Round(index, 0, made, [slot], forward + beside, ROUTE, False, beside, forward)
+            round.ask_ms = READING * asked * pace
             round.decision = policy.decision()
             policy.observe(round)
             at, last, spent, index = (
@@ -164,13 +171,19 @@ class Machine:
             )
         return spent / (answer["end"] - answer["start"])
 
-    def _noise(self) -> float:
+    def _pace(self) -> float:
+        """How slow the machine is in this round."""
         if self.left:
             self.left -= 1
-        elif self.random.random() < self.slow / 2.0:
-            self.left, self.factor = 2 * self.random.randint(3, 40), self.random.uniform(1.3, 1.9)
-        slower = self.factor if self.left else 1.0
-        return slower * math.exp(NOISE * self.random.gauss(0.0, 1.0))
+        elif self.random.random() < self.slow:
+            self.left, self.factor = self.random.randint(3, 40), self.random.uniform(1.3, 1.9)
+        for i, (stays, size) in enumerate(WAVES):
+            fresh = math.sqrt(1.0 - stays * stays) * size
+            self.waves[i] = stays * self.waves[i] + self.random.gauss(0.0, fresh)
+        return (self.factor if self.left else 1.0) * math.exp(sum(self.waves))
+
+    def _noise(self) -> float:
+        return math.exp(NOISE * self.random.gauss(0.0, 1.0))
 
 
 def play(path: Path, slow: float, runs: int, passes: int = 3) -> None:
@@ -210,11 +223,12 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--prompts", type=int, default=80)
     parser.add_argument("--precision", default="auto")
+    parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--slow", type=float, default=0.0)
     parser.add_argument("--runs", type=int, default=16)
     given = parser.parse_args()
     if given.what == "record":
-        record(given.file, given.prompts, given.precision)
+        record(given.file, given.prompts, given.precision, given.max_tokens)
     else:
         play(given.file, given.slow, given.runs)
 

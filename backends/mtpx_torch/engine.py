@@ -221,7 +221,7 @@ class TorchEngine:
             u = [self._uniforms(mine[i], room[i]) for i in active]
             asked = None if go_on is None else among(go_on, active, len(mine))
             drafting, caps = [mine[i] for i in active], [room[i] for i in active]
-            made = self.proposer.propose(drafting, caps, u, asked)
+            made, drafts.asked_ns = self.proposer.propose(drafting, caps, u, asked)
             for i, slot_drafts in zip(active, made, strict=True):
                 drafts.slots[i] = slot_drafts
         watch.stop()
@@ -292,6 +292,7 @@ class TorchEngine:
             route=route,
             draft_ms=None if drafts.watch is None else drafts.watch.ms(),
             verify_ms=watch.ms(),
+            ask_ms=drafts.asked_ns / 1e6 if self.device.type == "cpu" else None,
         )
         outcomes = [outcome(slot, f, forward) for slot, f in zip(slots, found, strict=True)]
         for slot, result in zip(slots, outcomes, strict=True):

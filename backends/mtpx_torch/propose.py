@@ -37,10 +37,11 @@ class SlotDrafts:
 
 @dataclass(slots=True)
 class TorchDrafts:
-    """`slots[i]` is `None` where slot i has no draft."""
+    """`slots[i]` is `None` where slot i has no draft. `asked_ns`: what asking between head steps took."""
 
     slots: list[SlotDrafts | None]
     watch: Stopwatch | None = None
+    asked_ns: int = 0
     _read: FloatArray | None = field(default=None, repr=False)
 
     @property
@@ -114,9 +115,9 @@ class Proposer:
         caps: Sequence[int],
         uniforms: Sequence[torch.Tensor | None],
         go_on: GoOn | None = None,
-    ) -> list[SlotDrafts]:
+    ) -> tuple[list[SlotDrafts], int]:
         """caps[i] ≥ 1 drafts for each slot, from its queued pairs (the last one again if none is); fewer
-        where `go_on` ends its chain."""
+        where `go_on` ends its chain. → also ns of the host that asking took."""
         pieces = [(s, min(self.ready(s)[0], s.pairs - 1), s.pairs) for s in slots]
         rows = self._pairs(pieces)
         scored = self._scored(rows)
@@ -138,7 +139,7 @@ class Proposer:
             pieces = [(slots[i], slots[i].pairs + step - 1, slots[i].pairs + step) for i in going]
             spots = [(slots[i].index, slots[i].head_rows - 1 + step, 1) for i in going]
             scored = self._scored(_Rows(tokens, recycled, pieces, spots))
-        return [m.finish(u) for m, u in zip(made, uniforms, strict=True)]
+        return [m.finish(u) for m, u in zip(made, uniforms, strict=True)], chain.asked_ns
 
     def _pairs(self, pieces: list[tuple[TorchSlot, int, int]]) -> _Rows:
         """Pairs lo..hi-1 of each slot, made of target hidden states."""

@@ -42,6 +42,12 @@ SLOWER, FASTER = 4, 2
 IN_USE = 3
 """Rounds since the last sample within which a depth counts as in use: its surprises are the machine's."""
 
+LATELY = 64
+"""Rounds since the last sample within which a depth's own cost is taken to be what it was."""
+
+FORGOTTEN = 2000.0
+"""Rounds without a sample after which half of what a slower machine added to a depth's cost is taken back."""
+
 DRIFT = 5e-6
 """Variance a depth's own cost, relative to the machine, gains a round: 5 % deviation in 500 rounds."""
 
@@ -153,7 +159,11 @@ class MeasuredCosts:
         by_factor = c.ms * self.scale / c.scale
         by_shift = c.ms + self.shift - c.shift
         # Below half of the one the other is no ageing but a sum of errors.
-        return max(min(by_factor, by_shift), 0.5 * by_factor)
+        aged = max(min(by_factor, by_shift), 0.5 * by_factor)
+        if aged <= c.ms:
+            return aged
+        unseen = max(0, self._now - c.seen - IN_USE)
+        return c.ms + (aged - c.ms) * FORGOTTEN / (FORGOTTEN + unseen)
 
     def curve(self) -> list[tuple[int, float]]:
         """(depth, ms) of every sampled depth, ascending."""
@@ -209,24 +219,32 @@ class MeasuredCosts:
         """A round that changed to this depth: a clean one takes no longer. What is believed to, is corrected."""
         self._bound = depth, ms
         c = self.depths.get(depth)
-        if c is not None and not c.doubt:
-            now = self._aged(c)
-            if ms < now * (1.0 - TOO_DEAR):
+        if c is None or c.doubt:
+            return
+        now = self._aged(c)
+        if ms < now * (1.0 - max(TOO_DEAR, 3.0 * self._spread)):
+            if self._now - c.seen <= LATELY and c.count > SLOWER:
+                self._jump(now, ms / now)
+            else:
                 c.variance += JUMP_DOUBT
-                self._set(c, ms)
+            self._set(c, ms)
 
     def _believe(self, c: Cost, now: float, ratio: float) -> None:
         """A held surprise was no stall: the machine's if this depth is in use, else the depth's own."""
         if self._now - c.seen <= IN_USE * SLOWER and c.count > SLOWER:
-            self.scale *= ratio
-            self.shift += now * (ratio - 1.0)
-            # Whether the others were slowed as much is worth asking.
-            for other in self.depths.values():
-                other.variance += JUMP_DOUBT
+            self._jump(now, ratio)
         else:
             c.variance = self._spread * self._spread
         self._set(c, now * ratio)
         c.held.clear()
+
+    def _jump(self, now: float, ratio: float) -> None:
+        """The machine takes `ratio` of the time, told by a depth that took `now` ms before."""
+        self.scale *= ratio
+        self.shift += now * (ratio - 1.0)
+        # Whether the others changed as much is worth asking.
+        for other in self.depths.values():
+            other.variance += JUMP_DOUBT
 
     def _set(self, c: Cost, ms: float) -> None:
         c.ms = ms

@@ -3,7 +3,8 @@ a forward whose shape changes.
 
 Where rounds tell what drafting took (`Round.draft_ms`), head steps are a curve of their own, by how many were
 made: the first finds the head's weights evicted by the target's, or waits for something, and says little of
-the others. What a reading takes is then the difference to the same chain unread. Where draft and verify are
+the others. What a reading takes is told by the round where the device's work is the host's (`Round.ask_ms`);
+elsewhere it is the difference to the same chain unread. Where draft and verify are
 known as a sum only, both are fitted from sums (`mtpx.policy.cutting`).
 """
 
@@ -30,6 +31,10 @@ as the chains that were read."""
 
 PRICED = 16
 """Readings of a kind whose price is told by whatever is known of unread chains, though none was made lately."""
+
+STALL, COLD = 3.0, 4
+"""Times its mean that a reading is believed to have taken, where it is timed by itself; how many of the first are
+one mean only if none of them was quicker."""
 
 CLAMP = 0.25
 """Largest relative innovation of one sample: a stall moves a mean by a fortieth."""
@@ -111,12 +116,24 @@ class DraftCosts:
             interpolate(curve, d) if d <= last else ms + step * (d - last) for d in range(depth + 1)
         ]
 
-    def note(self, steps: int, ms: float | None, reads: int, *, stepwise: bool) -> None:
-        """`steps` head steps took `ms`, where the round tells; confidences were read `reads` times."""
+    def note(
+        self,
+        steps: int,
+        ms: float | None,
+        reads: int,
+        *,
+        stepwise: bool,
+        asked: float | None = None,
+    ) -> None:
+        """`steps` head steps took `ms`, where the round tells; confidences were read `reads` times, which took
+        `asked` ms of it, if that is known."""
         self._now += 1
         if ms is None or not usable_ms(ms):
             return
-        if not reads:
+        if reads and asked is not None and 0.0 < asked < ms:
+            self._note_asked(asked / reads, stepwise=stepwise)
+            self.unread.sample(steps, ms - asked, self._now)
+        elif not reads:
             self.unread.sample(steps, ms, self._now)
         elif not self.apart:
             step, old = ms / steps, self.step_ms
@@ -132,15 +149,24 @@ class DraftCosts:
         if known is None:
             return
         if self._now - unread.seen[steps] < LATELY or self._priced[stepwise] < PRICED:
-            extra = min(ms - known, known) / reads
-            self._priced[stepwise] += 1
-            weight = max(LEAST_WEIGHT, 1.0 / self._priced[stepwise])
-            self.price[stepwise] += weight * (extra - self.price[stepwise])
-            if not self._priced[not stepwise]:
-                # Until that has been seen, too.
-                self.price[not stepwise] = self.price[stepwise]
+            self._learn_price(stepwise, min(ms - known, known) / reads)
         else:
             unread.ms[steps] = max(0.1 * known, read.ms[steps] - reads * self.price[stepwise])
+
+    def _note_asked(self, ms: float, *, stepwise: bool) -> None:
+        """A reading that was timed by itself; the first few may all have found everything cold."""
+        if self._priced[stepwise] and ms < self.price[stepwise] and self._priced[stepwise] < COLD:
+            self.price[stepwise] = ms
+        self._learn_price(stepwise, min(ms, STALL * self.price[stepwise] or ms))
+
+    def _learn_price(self, stepwise: bool, ms: float) -> None:
+        """A reading took `ms`."""
+        self._priced[stepwise] += 1
+        weight = max(LEAST_WEIGHT, 1.0 / self._priced[stepwise])
+        self.price[stepwise] += weight * (ms - self.price[stepwise])
+        if not self._priced[not stepwise]:
+            # Until that has been seen, too.
+            self.price[not stepwise] = self.price[stepwise]
 
     def note_transition(self, ms: float, expected: float, deviation: float) -> None:
         """A forward whose shape was another than the one before: what it took, what it should have, and the

@@ -73,7 +73,7 @@ class Timing:
     def _note_drafts(self, round: Round, beside: float | None, informed: bool) -> None:
         stepwise = informed and self._cutting.stepwise
         reads = 0 if not informed else round.depth if stepwise else 1
-        self._cutting.drafts.note(round.depth, beside, reads, stepwise=stepwise)
+        self._cutting.drafts.note(round.depth, beside, reads, stepwise=stepwise, asked=round.ask_ms)
 
     def _changed(self, costs: MeasuredCosts, round: Round, beside: float | None) -> None:
         """A round whose shape was another than the one before."""
