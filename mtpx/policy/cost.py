@@ -56,7 +56,7 @@ RESTORED = 0.0025
 """Variance of a cost that another process measured: the machine may be busier or cooler today."""
 
 JUMP_DOUBT = 0.01
-"""Variance that a jump of the machine adds to every depth that did not show it."""
+"""Variance, at least, of every depth that did not show a jump of the machine."""
 
 TOO_DEAR = 0.1
 """Relative excess over what a round took that changed its shape, from which on a cost is taken to be an error."""
@@ -226,13 +226,16 @@ class MeasuredCosts:
             if self._now - c.seen <= LATELY and c.count > SLOWER:
                 self._jump(now, ms / now)
             else:
-                c.variance += JUMP_DOUBT
+                c.variance = max(c.variance, JUMP_DOUBT)
             self._set(c, ms)
 
     def _believe(self, c: Cost, now: float, ratio: float) -> None:
         """A held surprise was no stall: the machine's if this depth is in use, else the depth's own."""
         if self._now - c.seen <= IN_USE * SLOWER and c.count > SLOWER:
             self._jump(now, ratio)
+            # Whether the others were slowed as much is worth asking.
+            for other in self.depths.values():
+                other.variance = max(other.variance, JUMP_DOUBT)
         else:
             c.variance = self._spread * self._spread
         self._set(c, now * ratio)
@@ -242,9 +245,6 @@ class MeasuredCosts:
         """The machine takes `ratio` of the time, told by a depth that took `now` ms before."""
         self.scale *= ratio
         self.shift += now * (ratio - 1.0)
-        # Whether the others changed as much is worth asking.
-        for other in self.depths.values():
-            other.variance += JUMP_DOUBT
 
     def _set(self, c: Cost, ms: float) -> None:
         c.ms = ms
