@@ -100,7 +100,8 @@ def choose(
     at most `credit` rounds, or pays without. Without `measured_too` only depths that were never timed are tried.
 
     `rates`, `errors` (k,): acceptance and its variance; `tokens` (k + 1,): expected tokens; `hoped` (k,):
-    what acceptance may be just as well."""
+    what acceptance may be just as well. `explored`: how deep chains are made by confidence, 0 where they are
+    not; what they show of a depth, no drafts verified at all among them, is not asked for."""
     curve = [(d, ms) for d, ms in costs.curve() if costs.measured(d)]
     floor = min(ms for _, ms in curve)
     trust = max(LEAST_TRUST, TRUST * 0.5 ** (costs.rounds / TRUST_HALVES))
@@ -113,8 +114,9 @@ def choose(
     best_score = 0.0
     for depth in range(len(tokens)):
         known = costs.measured(depth)
+        shown = explored > 0 and depth <= explored
         if depth == selected or (
-            known and (not measured_too or (0 < depth <= explored and costs.age(depth) < RECENT))
+            known and (not measured_too or (shown and costs.age(depth) < RECENT))
         ):
             continue
         ms = interpolate(curve, depth)
