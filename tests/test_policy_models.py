@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import pairwise
 from typing import Any
@@ -202,6 +203,37 @@ BAD_TABLES: list[Any] = [
 def test_a_stored_cost_table_that_is_none_is_refused(table: Any) -> None:
     with pytest.raises(PolicyError):
         MeasuredCosts().restore({"ms": table})
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"rounds": -1}, {"rounds": 2.5}, {"spread": math.nan}, {"spread": 2.0}, {"spread": None}],
+)
+def test_stored_costs_of_no_age_or_noise_are_refused(field: dict[str, Any]) -> None:
+    with pytest.raises(PolicyError):
+        MeasuredCosts().restore(
+            {"ms": {"0": [10.0, 3, 0.01, 5]}, "rounds": 9, "spread": 0.05} | field
+        )
+
+
+def test_what_was_learned_in_another_process_is_not_learned_from_its_first_rounds_anew() -> None:
+    """A run of another process begins with noise, and a machine that is slower is so at every depth."""
+    random = np.random.default_rng(4)
+    costs = MeasuredCosts()
+    for depth, ms in ((0, 10.0), (1, 12.0), (2, 15.0)):
+        for _ in range(200):
+            costs.advance()
+            costs.sample(depth, ms * math.exp(0.08 * float(random.standard_normal())))
+    again = MeasuredCosts()
+    again.restore(json.loads(json.dumps(costs.state())))
+    assert again.rounds == 600
+    assert again.age(0) == costs.age(0)
+    before = cost(again, 1) / cost(again, 2)
+    for _ in range(10):
+        again.advance()
+        again.sample(2, 15.0 * 1.3)
+    assert cost(again, 2) == pytest.approx(15.0 * 1.3, rel=0.1)
+    assert cost(again, 1) / cost(again, 2) == pytest.approx(before, rel=0.1)
 
 
 # -- the gate --------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def test_rounds_of_a_stretch_teach_what_they_would_have_taught_at_once() -> None
         assert a.decision == b.decision
     assert later.index > 200, "they part when a trial begins a few rounds earlier in one of them"
     one, other = later.policy.state(), at_once.policy.state()
-    for depth, (ms, _) in one["costs"]["1/1"]["ms"].items():
+    for depth, (ms, *_) in one["costs"]["1/1"]["ms"].items():
         assert ms == pytest.approx(other["costs"]["1/1"]["ms"][depth][0], rel=0.01)
     rates = one["acceptance"]["greedy"]["rates"]
     assert rates == pytest.approx(other["acceptance"]["greedy"]["rates"], abs=0.02)

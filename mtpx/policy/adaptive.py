@@ -434,6 +434,7 @@ class AdaptiveDepth:
         return {
             "policy": self.name,
             "selected": self.selected,
+            "rounds": self._rounds,
             **self.asking.state(),
             "cutting": self.cutting.state(),
             **self.seen.state(),
@@ -449,10 +450,16 @@ class AdaptiveDepth:
             fresh.seen.restore(state)
             fresh.cutting.restore(state["cutting"], MODES)
             fresh.selected = int(state["selected"])
+            fresh._rounds = int(state["rounds"])
+            fresh._routes_due = fresh._rounds + ROUTES_EVERY
             fresh.asking.restore(state)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise PolicyError("this is not the state of the policy 'adaptive'") from error
-        sane = state.get("policy") == self.name and 0 <= fresh.selected <= 64
+        sane = (
+            state.get("policy") == self.name
+            and 0 <= fresh.selected <= 64
+            and 0 <= fresh._rounds < 1e12
+        )
         if not sane:
             raise PolicyError("the stored state of the policy 'adaptive' leaves its range")
         self.__dict__.update(fresh.__dict__)

@@ -113,10 +113,13 @@ class Asking:
     # -- keeping -------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {"interval": self.interval, "credit": self.credit}
+        return {"interval": self.interval, "credit": self.credit, "pace": self._pace}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Raises `PolicyError` and the errors of what is no such state; it is then to be thrown away."""
         self.interval, self.credit = int(state["interval"]), float(state["credit"])
+        self._pace = float(state["pace"])
+        if not 0.0 <= self._pace < 1e12:
+            raise PolicyError("the stored pace of changes leaves its range")
         if not FIRST_INTERVAL <= self.interval <= LAST_INTERVAL or not 0.0 <= self.credit <= MOST:
             raise PolicyError("the stored cadence of trials leaves its range")

@@ -52,8 +52,9 @@ DRIFT = 5e-6
 """Variance a depth's own cost, relative to the machine, gains a round: 5 % deviation in 500 rounds."""
 
 
-RESTORED = 0.0025
-"""Variance of a cost that another process measured: the machine may be busier or cooler today."""
+RESTORED = 4e-4
+"""Least variance of a cost that another process measured. A machine that is busier or cooler today is so at every
+depth, which the first rounds tell."""
 
 JUMP_DOUBT = 0.01
 """Variance, at least, of every depth that did not show a jump of the machine."""
@@ -172,7 +173,11 @@ class MeasuredCosts:
     def deviation(self, depth: int) -> float:
         """Relative standard deviation of this depth's estimate: noise, and what time adds."""
         c = self.depths[depth]
-        return math.sqrt(c.variance + DRIFT * (self._now - c.seen))
+        return math.sqrt(self._variance(c) + DRIFT * (self._now - c.seen))
+
+    def _variance(self, c: Cost) -> float:
+        """Of its last sample's time: noise may have shown itself only after a depth's few samples."""
+        return max(c.variance, self._spread * self._spread / c.count)
 
     def sample(self, depth: int, ms: float) -> bool:
         """A clean round time; False if it was held as a stall. Raises `PolicyError` unless above 0."""
@@ -205,7 +210,7 @@ class MeasuredCosts:
         off = min(CLAMP, max(-CLAMP, ratio - 1.0))
         self._spread += 0.02 * (1.25 * abs(off) - self._spread)
         age = self._now - c.seen
-        variance = c.variance + (DRIFT * age if age > IN_USE else 0.0)
+        variance = self._variance(c) + (DRIFT * age if age > IN_USE else 0.0)
         own = variance / (variance + self._spread * self._spread)
         c.variance = (1.0 - own) * variance
         machine = max(0.0, WEIGHT - own) if age <= IN_USE else 0.0
@@ -268,17 +273,34 @@ class MeasuredCosts:
 
     def state(self) -> dict[str, Any]:
         return {
-            "ms": {str(d): [self._aged(c), c.count] for d, c in self.depths.items() if not c.doubt}
+            "ms": {
+                str(d): [
+                    self._aged(c),
+                    c.count,
+                    max(self._variance(c), RESTORED),
+                    self._now - c.seen,
+                ]
+                for d, c in self.depths.items()
+                if not c.doubt
+            },
+            "rounds": self._now,
+            "spread": self._spread,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Raises `PolicyError` unless `state` came from `state()`."""
-        found = checked_costs(state.get("ms"), 2)
+        found = checked_costs(state.get("ms"), 4)
+        rounds, spread = state.get("rounds"), state.get("spread")
+        if not isinstance(rounds, int) or not 0 <= rounds < 1e12:
+            raise PolicyError(f"the stored costs are {rounds!r} rounds old; that is no count")
+        if not isinstance(spread, float) or not 0.0 <= spread <= 1.0:
+            raise PolicyError(f"the stored costs have a noise of {spread!r}; it must be 0 to 1")
         self.__init__()  # type: ignore[misc]
-        for depth, (ms, count) in found.items():
-            self.depths[depth] = Cost(ms, 0, 1.0, 0.0)
-            self.depths[depth].count = max(1, int(min(count, 1e6)))
-            self.depths[depth].variance = RESTORED
+        self._now, self._spread = rounds, spread
+        for depth, (ms, count, variance, age) in found.items():
+            c = self.depths[depth] = Cost(ms, rounds - int(min(age, 1e12)), 1.0, 0.0)
+            c.count = max(1, int(min(count, 1e6)))
+            c.variance = min(1.0, max(variance, RESTORED))
 
 
 def interpolate(curve: list[tuple[int, float]], depth: int) -> float:

@@ -184,6 +184,7 @@ class DraftCosts:
             "unread": self.unread.state(),
             "read": [self.read[False].state(), self.read[True].state()],
             "price": [self.price[False], self.price[True]],
+            "priced": [self._priced[False], self._priced[True]],
             "step_ms": self.step_ms,
             "transition": self.transition,
             "changes": self._changes,
@@ -194,7 +195,8 @@ class DraftCosts:
         self.unread.restore(state["unread"])
         for way, times in zip((False, True), state["read"], strict=True):
             self.read[way].restore(times)
-            self._priced[way] = sum(self.read[way].count.values())
+        priced = [min(int(n), 1000) for n in state["priced"]]
+        self._priced = dict(zip((False, True), priced, strict=True))
         self.price = dict(zip((False, True), map(float, state["price"]), strict=True))
         self.step_ms = None if state["step_ms"] is None else float(state["step_ms"])
         self.transition = float(state["transition"])
@@ -202,6 +204,7 @@ class DraftCosts:
         sane = (
             abs(self.transition) <= STALLED
             and self._changes >= 0
+            and min(priced) >= 0
             and 0.0 <= (self.step_ms or 0.0) < 1e9
             and all(abs(ms) < 1e9 for ms in self.price.values())
         )
