@@ -108,7 +108,7 @@ def test_a_head_that_does_not_pay_at_all_is_said_not_to_pay_once(run: Run) -> No
 
 
 def test_suites_are_told_against_either(run: Run) -> None:
-    lines = [line.split() for line in run(*INT8).stdout.splitlines()]
+    lines = [line.split() for line in run(*INT8, "--prompts", "24").stdout.splitlines()]
     for suite in ("chat", "code"):
         assert [suite, "pays"] in [line[:2] for line in lines]
         assert [suite, "/", "int4", "does", "not", "pay"] in [line[:6] for line in lines]
