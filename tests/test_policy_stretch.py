@@ -220,6 +220,20 @@ def test_a_chain_that_ended_itself_is_not_read_again() -> None:
     assert chain.verify(np.array([[-3.0]])) == [0]
 
 
+@pytest.mark.parametrize(("reading", "hurried"), [(False, 1), (True, 0)])
+def test_an_answer_hurries_a_trial_unless_chains_go_by_confidence(
+    reading: bool, hurried: int
+) -> None:
+    driven = Driven(AdaptiveDepth())
+    driven.settle()
+    policy, hurries = driven.policy, []
+    policy.asking.answer_begins = lambda: hurries.append(1)  # type: ignore[method-assign]
+    policy.cutting.depth = 2 if reading else 0
+    driven.request += 1
+    driven.round()
+    assert len(hurries) == hurried
+
+
 # -- what an answer says of the next one -----------------------------------------------------------
 
 

@@ -371,7 +371,8 @@ class AdaptiveDepth:
         if alarm:
             self._hurry()
             self.asking.content_changed()
-        elif requests != self._requests:
+        elif requests != self._requests and not self.cutting.reading:
+            # Chains by confidence show what drafts are worth in it, and short answers have no round to lose.
             self.asking.answer_begins()
         self._requests = requests
 
