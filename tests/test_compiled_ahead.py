@@ -19,6 +19,7 @@ import mtpx
 from mtpx import packs, paths
 from mtpx.api import Model
 from mtpx.backend import COMPILE
+from mtpx_cli.warm import _spelled
 from mtpx_torch import ahead, compiling, kept, tier
 from mtpx_torch.captured import captured
 from mtpx_torch.graphs import adopt, reason
@@ -78,6 +79,13 @@ def test_how_far_compiling_is_can_be_heard(made: list[tuple[int, int, str]]) -> 
         (1, 2, "compiling the head's step over several rows"),
         (2, 2, "compiled"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(2.4, "2 s"), (164.0, "2 min 44 s"), (179.7, "3 min 0 s")]
+)
+def test_how_long_it_took_is_said_in_whole_minutes(seconds: float, said: str) -> None:
+    assert _spelled(seconds) == said
 
 
 def test_nothing_is_left_of_making_but_what_was_made(

@@ -99,4 +99,5 @@ def _rates(models: dict[str, Model]) -> dict[str, float]:
 def _spelled(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min {seconds % 60:.0f} s"
+    minutes, left = divmod(round(seconds), 60)
+    return f"{minutes} min {left} s"
