@@ -117,9 +117,7 @@ class InformedRound:
         key = (*before, bucket)
         depth = self._verified.get(key)
         if depth is None:
-            depth = self._verified[key] = self._to_verify(
-                [table[b] for table, b in zip(self._tables, buckets, strict=False)]
-            )
+            depth = self._verified[key] = self._to_verify(self._looked_up(buckets))
         self.cut = len(buckets) - depth
         self.settled = not self.cut
         return False
@@ -130,6 +128,10 @@ class InformedRound:
         if self._measuring:
             self.cut = made - self._cutting.forced(made)
         return made - self.cut
+
+    def _looked_up(self, buckets: Sequence[int]) -> list[float]:
+        """P(stands) of a lone sequence's drafts, by the bucket of each one's confidence."""
+        return [table[b] for table, b in zip(self._tables, buckets, strict=False)]
 
     def _to_verify(self, accepts: list[float]) -> int:
         mode = self._modes[0]
@@ -144,7 +146,7 @@ class InformedRound:
 
     def _least_bucket(self) -> int:
         """The least bucket of the draft just made with which its chain goes on."""
-        accepts = [table[b] for table, b in zip(self._tables, self._buckets, strict=False)]
+        accepts = self._looked_up(self._buckets)
         table = self._tables[len(accepts) - 1]
         means, prices = self._means[self._modes[0]][: self._caps[0]], self._prices
         low, high = 0, len(table)
@@ -160,14 +162,9 @@ class InformedRound:
     def verify(self, confidence: FloatArray) -> list[int]:
         """Drafts to verify of (n, k) confidences, NaN where there is no draft."""
         if self._tables:
-            row = confidence[0].tolist()
-            made = len(row)
-            accepts = [
-                table[bisect_left(EDGES, sure)]
-                for table, sure in zip(self._tables, row, strict=False)
-            ]
-            depth = self._to_verify(accepts)
-            self.cut = made - depth
+            buckets = [bisect_left(EDGES, sure) for sure in confidence[0].tolist()]
+            depth = self._to_verify(self._looked_up(buckets))
+            self.cut = len(buckets) - depth
             return [depth]
         depths = []
         for mode, padded in zip(self._modes, confidence.tolist(), strict=True):
