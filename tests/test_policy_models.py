@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -182,38 +181,6 @@ def test_another_route_starts_anew_and_the_first_one_is_remembered() -> None:
     costs.take_route(2, "compiled")
     costs.take_route(2, "eager")
     assert cost(costs, 2) == pytest.approx(30.0)
-
-
-BAD_TABLES: list[Any] = [
-    None,
-    [],
-    {"0": [math.nan, 1]},
-    {"0": [0.0, 1]},
-    {"0": [-1.0, 1]},
-    {"0": []},
-    {"0": [1.0, math.inf]},
-    {"x": [1.0, 1]},
-    {"-1": [1.0, 1]},
-    {"99": [1.0, 1]},
-    {"0": ["a", 1]},
-]
-
-
-@pytest.mark.parametrize("table", BAD_TABLES, ids=repr)
-def test_a_stored_cost_table_that_is_none_is_refused(table: Any) -> None:
-    with pytest.raises(PolicyError):
-        MeasuredCosts().restore({"ms": table})
-
-
-@pytest.mark.parametrize(
-    "field",
-    [{"rounds": -1}, {"rounds": 2.5}, {"spread": math.nan}, {"spread": 2.0}, {"spread": None}],
-)
-def test_stored_costs_of_no_age_or_noise_are_refused(field: dict[str, Any]) -> None:
-    with pytest.raises(PolicyError):
-        MeasuredCosts().restore(
-            {"ms": {"0": [10.0, 3, 0.01, 5]}, "rounds": 9, "spread": 0.05} | field
-        )
 
 
 def test_what_was_learned_in_another_process_is_not_learned_from_its_first_rounds_anew() -> None:

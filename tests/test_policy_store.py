@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from mtpx.config import Environment
 from mtpx.errors import PolicyError
 from mtpx.policy.adaptive import AdaptiveDepth
-from mtpx.policy.store import kept, load, reset, save
+from mtpx.policy.store import FORMAT, kept, load, reset, save
 from mtpx.simulate import SimulatedEngine
 from mtpx.simulate.light import play
 from mtpx.simulate.scenario import Scenario
@@ -102,7 +102,7 @@ def test_a_state_of_another_format_or_shape_is_a_sentence(
     env: Environment, learned: AdaptiveDepth
 ) -> None:
     path = save(learned, INFO, env)
-    for change in ({"format": 2}, {"state": {}}, {"state": {"policy": "ollama"}}):
+    for change in ({"format": FORMAT - 1}, {"state": {}}, {"state": {"policy": "ollama"}}):
         save(learned, INFO, env)
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
         assert "not used" in load(AdaptiveDepth(), INFO, env)

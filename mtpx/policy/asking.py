@@ -113,12 +113,21 @@ class Asking:
     # -- keeping -------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {"interval": self.interval, "credit": self.credit, "pace": self._pace}
+        return {
+            "interval": self.interval,
+            "credit": self.credit,
+            "pace": self._pace,
+            "since": self._since,
+            "calm": self._calm,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Raises `PolicyError` and the errors of what is no such state; it is then to be thrown away."""
         self.interval, self.credit = int(state["interval"]), float(state["credit"])
         self._pace = float(state["pace"])
+        self._since, self._calm = int(state["since"]), int(state["calm"])
+        if not (0 <= self._since < 1e12 and 0 <= self._calm < 1e12):
+            raise PolicyError("the stored rounds since the last trial leave their range")
         if not 0.0 <= self._pace < 1e12:
             raise PolicyError("the stored pace of changes leaves its range")
         if not FIRST_INTERVAL <= self.interval <= LAST_INTERVAL or not 0.0 <= self.credit <= MOST:

@@ -157,14 +157,19 @@ class MeasuredCosts:
         return None if found is None else self._aged(found)
 
     def _aged(self, c: Cost) -> float:
-        by_factor = c.ms * self.scale / c.scale
-        by_shift = c.ms + self.shift - c.shift
+        by_factor, by_shift = self._by_factor(c), self._by_shift(c)
         # Below half of the one the other is no ageing but a sum of errors.
         aged = max(min(by_factor, by_shift), 0.5 * by_factor)
         if aged <= c.ms:
             return aged
         unseen = max(0, self._now - c.seen - IN_USE)
         return c.ms + (aged - c.ms) * FORGOTTEN / (FORGOTTEN + unseen)
+
+    def _by_factor(self, c: Cost) -> float:
+        return c.ms * self.scale / c.scale
+
+    def _by_shift(self, c: Cost) -> float:
+        return c.ms + self.shift - c.shift
 
     def curve(self) -> list[tuple[int, float]]:
         """(depth, ms) of every sampled depth, ascending."""
@@ -272,35 +277,65 @@ class MeasuredCosts:
             self.depths[depth] = back
 
     def state(self) -> dict[str, Any]:
+        """A depth's numbers: ms now, samples, variance, rounds since the last one, ms then, and what the machine's
+        factor and its difference since then make of that."""
         return {
-            "ms": {
-                str(d): [
-                    self._aged(c),
-                    c.count,
-                    max(self._variance(c), RESTORED),
-                    self._now - c.seen,
-                ]
-                for d, c in self.depths.items()
+            "ms": {str(d): self._row(c) for d, c in self.depths.items() if not c.doubt},
+            "routes": {str(d): c.route for d, c in self.depths.items() if not c.doubt},
+            "aside": [
+                [route, {str(d): self._row(c)}]
+                for (route, d), c in self._aside.items()
                 if not c.doubt
-            },
+            ],
             "rounds": self._now,
             "spread": self._spread,
         }
 
+    def _row(self, c: Cost) -> list[float]:
+        return [
+            self._aged(c),
+            c.count,
+            max(c.variance, RESTORED),
+            self._now - c.seen,
+            c.ms,
+            self._by_factor(c),
+            max(0.0, self._by_shift(c)),
+        ]
+
     def restore(self, state: dict[str, Any]) -> None:
         """Raises `PolicyError` unless `state` came from `state()`."""
-        found = checked_costs(state.get("ms"), 4)
         rounds, spread = state.get("rounds"), state.get("spread")
         if not isinstance(rounds, int) or not 0 <= rounds < 1e12:
             raise PolicyError(f"the stored costs are {rounds!r} rounds old; that is no count")
         if not isinstance(spread, float) or not 0.0 <= spread <= 1.0:
             raise PolicyError(f"the stored costs have a noise of {spread!r}; it must be 0 to 1")
+        routes, aside = state.get("routes"), state.get("aside")
+        if not isinstance(routes, dict) or not isinstance(aside, list):
+            raise PolicyError("the stored costs do not say by which route")
+        here = _restored(state.get("ms"), rounds)
+        there = [(str(route), _restored(table, rounds)) for route, table in aside]
         self.__init__()  # type: ignore[misc]
         self._now, self._spread = rounds, spread
-        for depth, (ms, count, variance, age) in found.items():
-            c = self.depths[depth] = Cost(ms, rounds - int(min(age, 1e12)), 1.0, 0.0)
-            c.count = max(1, int(min(count, 1e6)))
-            c.variance = min(1.0, max(variance, RESTORED))
+        self.depths = here
+        for depth, c in here.items():
+            c.route = str(routes.get(str(depth), ""))
+        for route, table in there:
+            for depth, c in table.items():
+                c.route = route
+                self._aside[route, depth] = c
+
+
+def _restored(table: Any, now: int) -> dict[int, Cost]:
+    """The costs of a stored table, the machine's level now being 1 and 0."""
+    out = {}
+    for depth, cells in checked_costs(table, 7).items():
+        _, count, variance, age, ms, by_factor, by_shift = cells
+        if not (usable_ms(ms) and usable_ms(by_factor)):
+            raise PolicyError(f"the cost of depth {depth} is {cells!r}; it must be above 0 ms")
+        c = out[depth] = Cost(ms, now - int(min(age, 1e12)), ms / by_factor, ms - by_shift)
+        c.count = max(1, int(min(count, 1e6)))
+        c.variance = min(1.0, max(variance, RESTORED))
+    return out
 
 
 def interpolate(curve: list[tuple[int, float]], depth: int) -> float:

@@ -266,26 +266,52 @@ class DriftingAcceptance:
             pair[0] = pair[1] = 0.0
 
     def state(self) -> dict[str, Any]:
-        worth = [self.worth(i) for i in range(len(self.counts))]
-        long = {
-            "rates": [mean for mean, _ in self._long],
-            "counts": [seen for _, seen in self._long],
+        return {
+            "rates": list(self.rates),
+            "counts": list(self.counts),
+            "ages": [self._now - seen for seen in self._seen],
+            "reached": list(self._reached),
+            "long": {
+                "rates": [mean for mean, _ in self._long],
+                "counts": [seen for _, seen in self._long],
+            },
+            "idle": self._idle,
+            "alarm": {
+                "before": list(self._before),
+                "after": list(self._after) if self._before else [],
+                "held": self._held,
+                "age": self._now - self._weighed,
+            },
         }
-        return {"rates": list(self.rates), "counts": worth, "long": long}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Raises `PolicyError` unless `state` came from `state()`."""
         rates, counts = checked_rates(state)
         means, seen = checked_rates(state.get("long"))
+        _, ages = checked_rates({"rates": rates, "counts": state.get("ages")})
+        _, reached = checked_rates({"rates": rates, "counts": state.get("reached")})
         if len(means) != len(rates):
             raise PolicyError("the stored acceptance rates and their long means do not match")
+        alarm, idle = state.get("alarm"), state.get("idle")
+        if not isinstance(alarm, dict) or not isinstance(idle, int) or idle < 0:
+            raise PolicyError("the stored acceptance rates are not a policy's state")
+        before, _ = checked_rates({"rates": alarm.get("before"), "counts": alarm.get("after")})
+        after, _ = checked_rates({"rates": alarm.get("after"), "counts": alarm.get("before")})
+        (held,), (age,) = checked_rates(
+            {"rates": [alarm.get("held")], "counts": [alarm.get("age")]}
+        )
+        if len(before) > len(rates):
+            raise PolicyError("the stored acceptance rates know less than before their alarm")
         self.__init__()  # type: ignore[misc]
         self.rates, self.counts = rates, counts
         self._long = list(zip(means, seen, strict=True))
-        self._seen = [0] * len(rates)
-        self._reached = list(counts)
+        self._seen = [-int(min(age, 1e12)) for age in ages]
+        self._reached = reached
         self._risen = [[0.0, 0.0] for _ in rates]
         self._fallen = [[0.0, 0.0] for _ in rates]
+        self._idle = min(idle, 1000)
+        self._before, self._after = before, after
+        self._held, self._weighed = held, -int(min(age, 1e12))
 
 
 def _logit(rate: float) -> float:

@@ -23,7 +23,7 @@ from mtpx.errors import PolicyError
 from mtpx.paths import state_dir
 from mtpx.policy import DepthPolicy
 
-FORMAT = 1
+FORMAT = 2
 
 LARGEST = 1 << 20
 """Bytes. A state is some kilobytes; a larger file is none."""
