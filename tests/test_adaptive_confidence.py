@@ -11,6 +11,7 @@ from regime_makers import regime
 
 from mtpx.decode import Request, decode
 from mtpx.policy.adaptive import AdaptiveDepth
+from mtpx.policy.trial import Trial
 from mtpx.sampling import Sampling
 from mtpx.simulate import Regime, SimulatedEngine
 from mtpx.simulate.light import play
@@ -119,3 +120,39 @@ def test_what_was_learned_of_confidence_is_kept() -> None:
     second.restore(json.loads(json.dumps(first.state())))
     assert second.cutting.explain() == first.cutting.explain()
     assert "selected" in play(second, STEPS, rounds=20).reasons
+
+
+DEEP = regime(
+    acceptance=[0.7, 0.7, 0.7, 0.7, 0.7],
+    cost_ms={1: [10.0, 10.2, 10.9, 13.0, 14.0, 15.0]},
+    draft_ms=1.0,
+    spread=1.0,
+)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_chains_of_a_trial_end_where_confidence_says_so_once_its_depth_was_timed(
+    *, known: bool
+) -> None:
+    engine = SimulatedEngine(DEEP)
+    sampling = Sampling(temperature=0.0)
+    open_slot = engine.open([1, 2, 3], sampling, seed=1)
+    engine.prefill(open_slot, 8)
+    policy = AdaptiveDepth()
+    request = Request(0, open_slot, sampling, 6000)
+    lengths: list[int] = []
+    trial = None
+    for round in decode(engine, policy, [request], clock=engine.clock):
+        if trial is not None and policy.asking.trial is trial:
+            lengths.append(round.slots[0].drafted)
+            assert round.decision is not None
+            assert lengths[-1] + round.decision.stopped == 5
+        elif trial is None and len(request.delivered) > 3000 and policy.cutting.stepwise:
+            assert policy.cutting.reading
+            trial = Trial(5, known=known, loss=1.0, moving=3.0, value=0.0)
+            trial.plan(0.1)
+            policy.asking.trial = trial
+            policy._hurry()
+    assert len(lengths) > 10
+    assert (min(lengths) < 5) == known
+    assert max(lengths) > 3

@@ -32,6 +32,7 @@ from mtpx.policy.gate import Gate
 from mtpx.policy.informed import InformedRound
 from mtpx.policy.stretch import Stretch
 from mtpx.policy.timing import Timing
+from mtpx.policy.trial import Trial
 from mtpx.round import Decision, Round
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class AdaptiveDepth:
             if trial is None:
                 return self._settled(self.selected, limit)
             if not trial.over:
-                return self._decide(trial.depth, trial.reason)
+                return self._tried(trial)
         self._review, self._reviewed = self._rounds + self._review_after, group
         if limit < self._head and limit >= max(self.selected, self.cutting.drafting):
             # The end of a budget, and room for what is chosen.
@@ -180,7 +181,7 @@ class AdaptiveDepth:
             hoped = self.seen.hoped(self._modes, len(rates))
             asking.next(costs, rates, errors, self.selected, hoped, self.cutting.depth)
         if asking.trial is not None:
-            return self._decide(asking.trial.depth, asking.trial.reason)
+            return self._tried(asking.trial)
         stale = self._stale(costs)
         if stale is not None:
             return self._decide(stale, "probe")
@@ -194,6 +195,20 @@ class AdaptiveDepth:
                 self.seen.means,
             )
         return self._settled(self.selected, self._head)
+
+    def _tried(self, trial: Trial) -> int:
+        """A round of a trial. What a depth costs is known: then its chains end where confidence says so, and a
+        text that is not worth it loses little."""
+        cutting = self.cutting
+        if (
+            trial.known
+            and trial.depth > cutting.drafting
+            and cutting.stepwise
+            and not cutting.measuring
+            and self._informs
+        ):
+            self._inform(trial.depth)
+        return self._decide(trial.depth, trial.reason)
 
     def _stale(self, costs: MeasuredCosts) -> int | None:
         """A depth that chains are judged by and that was not timed for long: chains that shun what they
@@ -211,14 +226,12 @@ class AdaptiveDepth:
     def _settled(self, best: int, limit: int, why: str = "") -> int:
         """The `best` depth within `limit`, or the one to cut from or to stop before; `why` it is limited, if so."""
         cutting = self.cutting
-        if self._alone and cutting.reading and self._group and self.seen.calibrated(self._modes):
-            costs = self.seen.costs_of(self._group)
+        if self._informs and self._group:
             depth = cutting.drafting
-            if not why and cutting.seeds(costs, depth):
+            if not why and cutting.seeds(self.seen.costs_of(self._group), depth):
                 return self._decide(depth, "seed")
             if cutting.reading and not (why and cutting.measuring):
-                caps = [min(depth, cap) for cap in self._caps]
-                self._informed = self._informed_round(costs, caps)
+                self._inform(depth)
                 return self._decide(min(depth, limit), why or "selected", ahead=not why)
         return self._decide(best, why or ("selected" if best else "park"), ahead=not why)
 
@@ -228,14 +241,29 @@ class AdaptiveDepth:
         rehearsal, sequence by sequence, does not see."""
         return self._group is not None and self._group[0] == 1
 
-    def _informed_round(self, costs: MeasuredCosts, caps: list[int]) -> InformedRound:
-        """The round before's, until the next review, where it was one of sequences like these."""
+    @property
+    def _informs(self) -> bool:
+        """Whether confidences are read and known to mean something."""
+        return self._alone and self.cutting.reading and self.seen.calibrated(self._modes)
+
+    def _inform(self, depth: int) -> None:
+        """Let confidences decide in this round, which drafts `depth` deep at most: as in the round before,
+        until the next review, where it was one of sequences like these."""
+        assert self._group is not None
+        caps = [min(depth, cap) for cap in self._caps]
         kept = self._kept
         if kept is not None and kept.suits(self._modes, caps):
             kept.begin()
-            return kept
-        self._kept = InformedRound(self.cutting, self.seen, costs, self._modes, caps, self.selected)
-        return self._kept
+        else:
+            kept = self._kept = InformedRound(
+                self.cutting,
+                self.seen,
+                self.seen.costs_of(self._group),
+                self._modes,
+                caps,
+                self.selected,
+            )
+        self._informed = kept
 
     @property
     def wants_confidence(self) -> bool:

@@ -32,10 +32,14 @@ KNOWN = 200
 MEMORY = 400.0
 """Drafts a bucket remembers; older ones fade."""
 
-STEP, FADING, KEPT = 0.2, 0.95, 0.3
+STEP, FADING = 0.2, 0.95
 """Of the offset in log-odds by which this text's drafts stand more or less often than their confidence says: what a
-draft's surprise moves it by; what is left of it after a round without a verdict, and for the next answer. On 80
-recorded answers of the embedded model, 0.1 to 0.3 are worth half a per cent, 0.5 nothing."""
+draft's surprise moves it by; what is left of it after a round without a verdict. On 80 recorded answers of the
+embedded model, steps of 0.1 to 0.3 are worth half a per cent, 0.5 nothing."""
+
+WARY = -0.2
+"""That offset when an answer begins. Texts differ by as much (rewriting by twice that), and of what looks best the
+estimate is too high on average; near the best choice that costs next to nothing where it is wrong."""
 
 REFRESH = 32
 """Judged drafts of a position between two fits."""
@@ -76,7 +80,7 @@ class Calibration:
 
     def begin(self) -> None:
         """Another text begins."""
-        self._shift(KEPT * self.offset)
+        self._shift(WARY)
 
     def _shift(self, offset: float) -> None:
         self.offset = min(3.0, max(-3.0, offset))
