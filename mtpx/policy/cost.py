@@ -62,6 +62,9 @@ JUMP_DOUBT = 0.01
 TOO_DEAR = 0.1
 """Relative excess over what a round took that changed its shape, from which on a cost is taken to be an error."""
 
+CHANGE = 0.03
+"""Relative deviation of what a change of shape takes."""
+
 FIRST_SPREAD = 0.02
 """Relative noise of a round's time until it has been measured."""
 
@@ -224,6 +227,22 @@ class MeasuredCosts:
             self.shift += now * machine * off
         self._set(c, now * (1.0 + (own + machine) * off))
         return True
+
+    def changed(self, depth: int, ms: float) -> None:
+        """A round that changed to this depth would have taken `ms` had it not: a sample of the depth's own, less
+        certain than others, and no surprise to be believed."""
+        c = self.depths.get(depth)
+        if c is None or c.doubt or c.held or not usable_ms(ms):
+            return
+        now = self._aged(c)
+        ratio = ms / now
+        surprise = max(HOLD, 1.0 + 5.0 * self._spread)
+        if not 1.0 / surprise <= ratio <= surprise:
+            return
+        variance = self._variance(c) + DRIFT * (self._now - c.seen)
+        own = variance / (variance + self._spread * self._spread + CHANGE * CHANGE)
+        c.variance = (1.0 - own) * variance
+        self._set(c, now * (1.0 + own * min(CLAMP, max(-CLAMP, ratio - 1.0))))
 
     def bound(self, depth: int, ms: float) -> None:
         """A round that changed to this depth: a clean one takes no longer. What is believed to, is corrected."""

@@ -19,6 +19,9 @@ from mtpx.round import Round
 TRANSITION = 0.15
 """Extra cost of a changed shape, relative, until it has been seen (published)."""
 
+SEEN = 16
+"""Changes of shape after which what one takes is known."""
+
 FIRM = 0.03
 """Relative deviation of a depth's cost above which a change to it tells nothing about changes."""
 
@@ -178,6 +181,11 @@ class DraftCosts:
         # A mean while there are few, `TRANSITION` being the first of them.
         weight = max(LEAST_WEIGHT, 1.0 / (1 + self._changes))
         self.transition += weight * (max(-STALLED, extra) - self.transition)
+
+    @property
+    def changes_known(self) -> bool:
+        """Whether enough changes of shape were seen to tell a round's time without one."""
+        return self._changes >= SEEN
 
     def state(self) -> dict[str, Any]:
         return {

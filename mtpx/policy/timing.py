@@ -45,8 +45,9 @@ class Timing:
         """As `round`, where every sequence that drafts made and verified as many."""
         beside = beside_ms(round)
         self._note_drafts(round, beside, informed)
-        if excluded == "transition" and verified == made:
-            self._changed(costs, round, beside)
+        apart = self._cutting.drafts.apart and beside is not None
+        if excluded == "transition" and (apart or verified == made):
+            self._changed(costs, round, beside, verified)
         if not self._feedback:
             return "fixed"
         if excluded:
@@ -75,18 +76,23 @@ class Timing:
         reads = 0 if not informed else round.depth if stepwise else 1
         self._cutting.drafts.note(round.depth, beside, reads, stepwise=stepwise, asked=round.ask_ms)
 
-    def _changed(self, costs: MeasuredCosts, round: Round, beside: float | None) -> None:
-        """A round whose shape was another than the one before."""
-        whole = costs.cost(round.depth)
+    def _changed(
+        self, costs: MeasuredCosts, round: Round, beside: float | None, verified: int
+    ) -> None:
+        """A round whose shape was another than the one before; `verified` drafts are all that it made, unless the
+        forward's time is known by itself."""
+        whole = costs.cost(verified)
         drafts = self._cutting.drafts
         ms = rest = round.round_ms
         if drafts.apart and beside is not None:
-            unread = drafts.table(round.depth)[-1]
+            unread = drafts.table(verified)[verified]
             rest = ms - beside
             ms = rest + unread
-        costs.bound(round.depth, ms)
+        costs.bound(verified, ms)
         if whole is None:
             return
         expected = whole - (ms - rest)
         if rest > 0.0 and expected > 0.0:
-            drafts.note_transition(rest, expected, costs.deviation(round.depth))
+            drafts.note_transition(rest, expected, costs.deviation(verified))
+            if drafts.changes_known:
+                costs.changed(verified, ms - rest + rest / (1.0 + drafts.transition))
