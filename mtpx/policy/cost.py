@@ -13,6 +13,9 @@ What `MeasuredCosts` adds:
 - *Stalls.* A sample over `HOLD` times the estimate is held, not believed. Four in a row are a slower
   machine (one sample in a hundred stalls: 1e-8) and believed at once, whole. Nothing makes a
   round too fast: two low ones are enough.
+- *Changes.* A round whose shape was another than the one before is no sample. Once it is known what a change
+  takes (`changed`), it is one without that, of its own depth only: depths that are in use and never twice in a row
+  would grow old else.
 - *First samples.* A stall in a depth's first sample would hide the depth for good. Changing shape only
   makes a round longer, so the round that went there is an upper bound (`bound`): a first sample far
   above it, or, without one, far above what was seen at other depths, is kept only once a second has

@@ -45,7 +45,7 @@ class Timing:
         """As `round`, where every sequence that drafts made and verified as many."""
         beside = beside_ms(round)
         self._note_drafts(round, beside, informed)
-        apart = self._cutting.drafts.apart and beside is not None
+        apart = self._cutting.drafts.apart and beside is not None and round.width == 1
         if excluded == "transition" and (apart or verified == made):
             self._changed(costs, round, beside, verified)
         if not self._feedback:
@@ -94,5 +94,5 @@ class Timing:
         expected = whole - (ms - rest)
         if rest > 0.0 and expected > 0.0:
             drafts.note_transition(rest, expected, costs.deviation(verified))
-            if drafts.changes_known:
+            if drafts.changes_known and round.width == 1:
                 costs.changed(verified, ms - rest + rest / (1.0 + drafts.transition))
