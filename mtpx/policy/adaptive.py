@@ -33,7 +33,7 @@ from mtpx.policy.informed import InformedRound
 from mtpx.policy.stretch import Stretch
 from mtpx.policy.timing import Timing
 from mtpx.policy.trial import Trial
-from mtpx.round import Decision, Round
+from mtpx.round import Decision, Round, SlotRound
 
 if TYPE_CHECKING:
     from mtpx.backend import FloatArray
@@ -365,9 +365,7 @@ class AdaptiveDepth:
         for round, decision, excluded in pending:
             costs.advance()
             slot = round.slots[0]
-            alarm |= self.seen.learn(slot, mode)
-            if slot.drafted:
-                self.cutting.note(mode, slot.confidences)
+            alarm |= self._drafts_stood(slot, mode)
             why = self._timing.even(
                 costs, round, slot.drafted, slot.verified, excluded, informed=informed
             )
@@ -387,9 +385,7 @@ class AdaptiveDepth:
             self._hurry()
         alarm = False
         for slot, mode in zip(round.slots, self._modes, strict=False):
-            alarm |= self.seen.learn(slot, mode)
-            if slot.drafted:
-                self.cutting.note(mode, slot.confidences)
+            alarm |= self._drafts_stood(slot, mode)
         informed = self._informed is not None
         excluded = self._timing.round(self._group, round, excluded, informed=informed)
         if self._group is not None and self.asking.trial is not None:
@@ -403,6 +399,13 @@ class AdaptiveDepth:
             # Chains by confidence show what drafts are worth in it, and short answers have no round to lose.
             self.asking.answer_begins()
         self._requests = requests
+
+    def _drafts_stood(self, slot: SlotRound, mode: str) -> bool:
+        """What one sequence's round says of its drafts; True if its content has changed."""
+        alarm = self.seen.learn(slot, mode)
+        if slot.drafted:
+            self.cutting.note(mode, slot.confidences)
+        return alarm
 
     @property
     def _review_after(self) -> int:
