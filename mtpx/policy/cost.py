@@ -48,6 +48,10 @@ IN_USE = 3
 LATELY = 64
 """Rounds since the last sample within which a depth's own cost is taken to be what it was."""
 
+UNDONE = 200
+"""Rounds within which a machine that is told to be slower by the depth by which it was told so before, and that
+another depth then found as fast as ever, is not: the depth is dearer than it was thought to be."""
+
 FORGOTTEN = 2000.0
 """Rounds without a sample after which half of what a slower machine added to a depth's cost is taken back."""
 
@@ -108,10 +112,27 @@ class CostModel:
         self.ms = {depth: ms for depth, (ms,) in checked_costs(state.get("ms"), 1).items()}
 
 
-class Cost:
-    """One depth's estimate: ms, samples, round of the last one, the machine's level then."""
+NEVER = -(10**9)
+"""A round before all others."""
 
-    __slots__ = ("count", "doubt", "held", "ms", "route", "scale", "seen", "shift", "variance")
+
+class Cost:
+    """One depth's estimate: ms, samples, round of the last one, the machine's level then; rounds in which it told
+    that the machine was slower, and in which another depth took that back."""
+
+    __slots__ = (
+        "count",
+        "doubt",
+        "held",
+        "ms",
+        "rose",
+        "route",
+        "scale",
+        "seen",
+        "shift",
+        "undone",
+        "variance",
+    )
 
     def __init__(self, ms: float, seen: int, scale: float, shift: float) -> None:
         self.ms = ms
@@ -123,6 +144,7 @@ class Cost:
         self.held: list[float] = []
         self.doubt = False
         self.route = ""
+        self.rose = self.undone = NEVER
 
 
 class MeasuredCosts:
@@ -257,14 +279,20 @@ class MeasuredCosts:
         if ms < now * (1.0 - max(TOO_DEAR, 3.0 * self._spread)):
             if self._now - c.seen <= LATELY and c.count > SLOWER:
                 self._jump(now, ms / now)
+                for other in self.depths.values():
+                    if other is not c and self._now - other.rose <= UNDONE:
+                        other.undone = self._now
             else:
                 c.variance = max(c.variance, JUMP_DOUBT)
             self._set(c, ms)
 
     def _believe(self, c: Cost, now: float, ratio: float) -> None:
         """A held surprise was no stall: the machine's if this depth is in use, else the depth's own."""
-        if self._now - c.seen <= IN_USE * SLOWER and c.count > SLOWER:
+        in_use = self._now - c.seen <= IN_USE * SLOWER and c.count > SLOWER
+        if in_use and not (ratio > 1.0 and self._now - c.undone <= UNDONE):
             self._jump(now, ratio)
+            if ratio > 1.0:
+                c.rose = self._now
             # Whether the others were slowed as much is worth asking.
             for other in self.depths.values():
                 other.variance = max(other.variance, JUMP_DOUBT)
@@ -300,7 +328,7 @@ class MeasuredCosts:
 
     def state(self) -> dict[str, Any]:
         """A depth's numbers: ms now, samples, variance, rounds since the last one, ms then, and what the machine's
-        factor and its difference since then make of that."""
+        factor and its difference since then make of that, rounds since it was found to blame the machine."""
         return {
             "ms": {str(d): self._row(c) for d, c in self.depths.items() if not c.doubt},
             "routes": {str(d): c.route for d, c in self.depths.items() if not c.doubt},
@@ -322,6 +350,7 @@ class MeasuredCosts:
             c.ms,
             self._by_factor(c),
             max(0.0, self._by_shift(c)),
+            self._now - c.undone,
         ]
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -350,13 +379,14 @@ class MeasuredCosts:
 def _restored(table: Any, now: int) -> dict[int, Cost]:
     """The costs of a stored table, the machine's level now being 1 and 0."""
     out = {}
-    for depth, cells in checked_costs(table, 7).items():
-        _, count, variance, age, ms, by_factor, by_shift = cells
+    for depth, cells in checked_costs(table, 8).items():
+        _, count, variance, age, ms, by_factor, by_shift, undone = cells
         if not (usable_ms(ms) and usable_ms(by_factor)):
             raise PolicyError(f"the cost of depth {depth} is {cells!r}; it must be above 0 ms")
         c = out[depth] = Cost(ms, now - int(min(age, 1e12)), ms / by_factor, ms - by_shift)
         c.count = max(1, int(min(count, 1e6)))
         c.variance = min(1.0, max(variance, RESTORED))
+        c.undone = now - int(min(undone, 1e12))
     return out
 
 
