@@ -234,6 +234,23 @@ def test_an_answer_hurries_a_trial_unless_chains_go_by_confidence(
     assert len(hurries) == hurried
 
 
+@pytest.mark.parametrize("slower", [1.0, 3.0])
+def test_a_machine_that_is_believed_to_be_another_has_the_use_of_confidence_looked_at_again(
+    slower: float,
+) -> None:
+    """Chains were judged by costs that hold no longer; the next look would be up to 256 rounds off."""
+    driven = Driven(AdaptiveDepth())
+    driven.settle()
+    policy, looks = driven.policy, []
+    policy.cutting._rows.extend([("greedy", [-0.1, -0.1])] * 128)
+    policy.cutting._since, policy.cutting._wait = 0, 256
+    policy.cutting.depth, policy.cutting.stepwise = 2, True
+    policy.cutting.look = lambda *known: looks.append(known)  # type: ignore[method-assign, assignment]
+    for _ in range(20):
+        driven.round(slower * MS[2], 2)
+    assert bool(looks) == (slower > 1.0)
+
+
 # -- what an answer says of the next one -----------------------------------------------------------
 
 

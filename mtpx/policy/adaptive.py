@@ -387,9 +387,15 @@ class AdaptiveDepth:
         for slot, mode in zip(round.slots, self._modes, strict=False):
             alarm |= self._drafts_stood(slot, mode)
         informed = self._informed is not None
+        costs = None if self._group is None else self.seen.costs_of(self._group)
+        surprises = 0 if costs is None else costs.surprises
         excluded = self._timing.round(self._group, round, excluded, informed=informed)
-        if self._group is not None and self.asking.trial is not None:
-            self._follow_trial(self.seen.costs_of(self._group), round, clean=not excluded)
+        if costs is not None and costs.surprises != surprises:
+            # What chains were judged by was wrong, or is.
+            self._hurry()
+            self.cutting.recheck(on=True)
+        if costs is not None and self.asking.trial is not None:
+            self._follow_trial(costs, round, clean=not excluded)
         decision.excluded, decision.cost_sample = excluded, not excluded
         self.cutting.tick()
         if alarm:

@@ -148,7 +148,8 @@ class Cost:
 
 
 class MeasuredCosts:
-    """Costs of one width on a machine that changes; depths age together. See the module."""
+    """Costs of one width on a machine that changes; depths age together. See the module. `surprises` counts the
+    samples that were held first and then believed."""
 
     def __init__(self) -> None:
         self.depths: dict[int, Cost] = {}
@@ -158,6 +159,7 @@ class MeasuredCosts:
         self._bound: tuple[int, float] = (-1, 0.0)
         self._now = 0
         self._spread = FIRST_SPREAD
+        self.surprises = 0
 
     @property
     def ready(self) -> bool:
@@ -288,6 +290,7 @@ class MeasuredCosts:
 
     def _believe(self, c: Cost, now: float, ratio: float) -> None:
         """A held surprise was no stall: the machine's if this depth is in use, else the depth's own."""
+        self.surprises += 1
         in_use = self._now - c.seen <= IN_USE * SLOWER and c.count > SLOWER
         if in_use and not (ratio > 1.0 and self._now - c.undone <= UNDONE):
             self._jump(now, ratio)

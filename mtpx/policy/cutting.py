@@ -100,9 +100,9 @@ class Cutting:
             self.off()
         return self._seeds <= SEEDS
 
-    def recheck(self) -> None:
-        """Look again at once: another depth was selected."""
-        if not self.depth:
+    def recheck(self, *, on: bool = False) -> None:
+        """Look again at once: another depth was selected. `on`: even while reading, since costs are others."""
+        if on or not self.depth:
             self._since = self._wait
 
     @property
