@@ -170,6 +170,8 @@ def test_a_stored_cost_table_that_is_none_is_refused(table: Any) -> None:
         {"spread": None},
         {"routes": None},
         {"aside": None},
+        {"aside": [1]},
+        {"aside": [["eager"]]},
     ],
 )
 def test_stored_costs_of_no_age_noise_or_route_are_refused(field: dict[str, Any]) -> None:

@@ -367,7 +367,10 @@ class MeasuredCosts:
         if not isinstance(routes, dict) or not isinstance(aside, list):
             raise PolicyError("the stored costs do not say by which route")
         here = _restored(state.get("ms"), rounds)
-        there = [(str(route), _restored(table, rounds)) for route, table in aside]
+        try:
+            there = [(str(route), _restored(table, rounds)) for route, table in aside]
+        except (TypeError, ValueError) as error:
+            raise PolicyError("the stored costs of other routes are none") from error
         self.__init__()  # type: ignore[misc]
         self._now, self._spread = rounds, spread
         self.depths = here
