@@ -127,6 +127,19 @@ def check_counts(judged: int, accepted: int) -> None:
         )
 
 
+def checked_numbers(values: Any, most: float = 1e12) -> list[float]:
+    """A stored list of numbers, each 0 to `most`."""
+    if not isinstance(values, list):
+        raise PolicyError("the stored acceptance rates are not a policy's state")
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise PolicyError("the stored acceptance rates are not a policy's state") from error
+    if not all(0.0 <= number <= most for number in numbers):
+        raise PolicyError(f"the stored acceptance rates hold a number that is not 0 to {most:g}")
+    return numbers
+
+
 def checked_rates(state: Any) -> tuple[list[float], list[float]]:
     """(rates, counts) out of a stored state, each checked."""
     try:

@@ -232,8 +232,7 @@ class MeasuredCosts:
             self._set(c, min(ms, now))
             return True
         ratio = ms / now
-        surprise = max(HOLD, 1.0 + 5.0 * self._spread)
-        if ratio > surprise or ratio < 1.0 / surprise:
+        if self._surprising(ratio):
             if c.held and (c.held[-1] > 1.0) != (ratio > 1.0):
                 c.held.clear()
             c.held.append(ratio)
@@ -242,12 +241,10 @@ class MeasuredCosts:
             self._believe(c, now, sorted(c.held)[len(c.held) // 2])
             return True
         c.held.clear()
-        off = min(CLAMP, max(-CLAMP, ratio - 1.0))
+        off = _clamped(ratio)
         self._spread += 0.02 * (1.25 * abs(off) - self._spread)
         age = self._now - c.seen
-        variance = self._variance(c) + (DRIFT * age if age > IN_USE else 0.0)
-        own = variance / (variance + self._spread * self._spread)
-        c.variance = (1.0 - own) * variance
+        own = self._own(c, age if age > IN_USE else 0, 0.0)
         machine = max(0.0, WEIGHT - own) if age <= IN_USE else 0.0
         if machine:
             self.scale *= 1.0 + machine * off
@@ -263,13 +260,22 @@ class MeasuredCosts:
             return
         now = self._aged(c)
         ratio = ms / now
+        if not self._surprising(ratio):
+            own = self._own(c, self._now - c.seen, CHANGE)
+            self._set(c, now * (1.0 + own * _clamped(ratio)))
+
+    def _surprising(self, ratio: float) -> bool:
+        """Whether a time of `ratio` times the estimate is more than noise."""
         surprise = max(HOLD, 1.0 + 5.0 * self._spread)
-        if not 1.0 / surprise <= ratio <= surprise:
-            return
-        variance = self._variance(c) + DRIFT * (self._now - c.seen)
-        own = variance / (variance + self._spread * self._spread + CHANGE * CHANGE)
+        return ratio > surprise or ratio < 1.0 / surprise
+
+    def _own(self, c: Cost, age: int, more: float) -> float:
+        """The share of a sample's surprise that is the depth's own, `age` rounds after the last one, and what that
+        leaves of its variance. `more`: relative deviation of the sample beside the noise of rounds."""
+        variance = self._variance(c) + DRIFT * age
+        own = variance / (variance + self._spread * self._spread + more * more)
         c.variance = (1.0 - own) * variance
-        self._set(c, now * (1.0 + own * min(CLAMP, max(-CLAMP, ratio - 1.0))))
+        return own
 
     def bound(self, depth: int, ms: float) -> None:
         """A round that changed to this depth: a clean one takes no longer. What is believed to, is corrected."""
@@ -330,8 +336,9 @@ class MeasuredCosts:
             self.depths[depth] = back
 
     def state(self) -> dict[str, Any]:
-        """A depth's numbers: ms now, samples, variance, rounds since the last one, ms then, and what the machine's
-        factor and its difference since then make of that, rounds since it was found to blame the machine."""
+        """A depth's numbers: ms now (for who reads it), samples, variance, rounds since the last one, ms then, what
+        the machine's factor and its difference since then make of that, rounds since it was found to blame the
+        machine."""
         return {
             "ms": {str(d): self._row(c) for d, c in self.depths.items() if not c.doubt},
             "routes": {str(d): c.route for d, c in self.depths.items() if not c.doubt},
@@ -380,6 +387,11 @@ class MeasuredCosts:
             for depth, c in table.items():
                 c.route = route
                 self._aside[route, depth] = c
+
+
+def _clamped(ratio: float) -> float:
+    """A time's surprise, relative to the estimate, as far as one sample is believed."""
+    return min(CLAMP, max(-CLAMP, ratio - 1.0))
 
 
 def _restored(table: Any, now: int) -> dict[int, Cost]:

@@ -25,7 +25,7 @@ import math
 from typing import Any
 
 from mtpx.errors import PolicyError
-from mtpx.policy.acceptance import TRUST, check_counts, checked_rates
+from mtpx.policy.acceptance import TRUST, check_counts, checked_numbers, checked_rates
 
 MEMORY = 200.0
 """Observations a rate averages over when a change detector stands by: ±0.02 at a rate of 0.7."""
@@ -288,30 +288,31 @@ class DriftingAcceptance:
         """Raises `PolicyError` unless `state` came from `state()`."""
         rates, counts = checked_rates(state)
         means, seen = checked_rates(state.get("long"))
-        _, ages = checked_rates({"rates": rates, "counts": state.get("ages")})
-        _, reached = checked_rates({"rates": rates, "counts": state.get("reached")})
-        if len(means) != len(rates):
+        ages, reached = checked_numbers(state.get("ages")), checked_numbers(state.get("reached"))
+        if not len(rates) == len(means) == len(ages) == len(reached):
             raise PolicyError("the stored acceptance rates and their long means do not match")
         alarm, idle = state.get("alarm"), state.get("idle")
         if not isinstance(alarm, dict) or not isinstance(idle, int) or idle < 0:
             raise PolicyError("the stored acceptance rates are not a policy's state")
-        before, _ = checked_rates({"rates": alarm.get("before"), "counts": alarm.get("after")})
-        after, _ = checked_rates({"rates": alarm.get("after"), "counts": alarm.get("before")})
-        (held,), (age,) = checked_rates(
-            {"rates": [alarm.get("held")], "counts": [alarm.get("age")]}
+        before, after = (checked_numbers(alarm.get(when), 1.0) for when in ("before", "after"))
+        (held,), (age,) = (
+            checked_numbers([alarm.get("held")], 1.0),
+            checked_numbers([alarm.get("age")]),
         )
-        if len(before) > len(rates):
-            raise PolicyError("the stored acceptance rates know less than before their alarm")
+        if not len(before) == len(after) <= len(rates):
+            raise PolicyError(
+                "the stored acceptance rates and those before their alarm do not match"
+            )
         self.__init__()  # type: ignore[misc]
         self.rates, self.counts = rates, counts
         self._long = list(zip(means, seen, strict=True))
-        self._seen = [-int(min(age, 1e12)) for age in ages]
+        self._seen = [-int(age) for age in ages]
         self._reached = reached
         self._risen = [[0.0, 0.0] for _ in rates]
         self._fallen = [[0.0, 0.0] for _ in rates]
         self._idle = min(idle, 1000)
         self._before, self._after = before, after
-        self._held, self._weighed = held, -int(min(age, 1e12))
+        self._held, self._weighed = held, -int(age)
 
 
 def _logit(rate: float) -> float:

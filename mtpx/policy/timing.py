@@ -45,8 +45,10 @@ class Timing:
         """As `round`, where every sequence that drafts made and verified as many."""
         beside = beside_ms(round)
         self._note_drafts(round, beside, informed)
-        apart = self._cutting.drafts.apart and beside is not None and round.width == 1
-        if excluded == "transition" and (apart or verified == made):
+        if excluded == "transition" and (
+            verified == made
+            or (round.width == 1 and beside is not None and self._cutting.drafts.apart)
+        ):
             self._changed(costs, round, beside, verified)
         if not self._feedback:
             return "fixed"
