@@ -30,6 +30,7 @@ from mtpx.policy.cutting import Cutting
 from mtpx.policy.experience import MODES, Experience, Group, why_parked
 from mtpx.policy.gate import Gate
 from mtpx.policy.informed import InformedRound
+from mtpx.policy.retiming import Retiming
 from mtpx.policy.stretch import Stretch
 from mtpx.policy.timing import Timing
 from mtpx.policy.trial import Trial
@@ -48,9 +49,6 @@ LEAN = 0.6
 REVIEW, LATER, GROWS = 4, 24, 32
 """Rounds between two selections, unless something happened: a few samples hardly move a belief. So many at
 first, one more every `GROWS` rounds, and at most `LATER`."""
-
-STALE, AGAIN = 400, 8
-"""Rounds after which a depth is timed again that chains of drafts are judged by, and most rounds spent on that."""
 
 PATIENCE = 8
 """Rounds of seeding after which depth 1 comes first: it takes 4 where nothing disturbs."""
@@ -95,7 +93,7 @@ class AdaptiveDepth:
         self.selected = 0
         self.asking = Asking()
         self._seeding = 0
-        self._tries: dict[int, int] = {}
+        self._retiming = Retiming()
         self._rounds = 0
         self._routes_due = ROUTES_EVERY
         self._review = 0
@@ -211,17 +209,11 @@ class AdaptiveDepth:
         return self._decide(trial.depth, trial.reason)
 
     def _stale(self, costs: MeasuredCosts) -> int | None:
-        """A depth that chains are judged by and that was not timed for long: chains that shun what they
-        take for dear would never notice that it is not."""
+        """A depth that chains are judged by and that was not timed for long."""
         if not (self.cutting.reading and self.cost_feedback and self._alone):
             return None
-        for depth in range(min(1, self.selected), max(self.selected, self.cutting.depth) + 1):
-            if not costs.measured(depth) or costs.age(depth) <= STALE:
-                self._tries.pop(depth, None)
-            elif self._tries.get(depth, 0) < AGAIN:
-                self._tries[depth] = self._tries.get(depth, 0) + 1
-                return depth
-        return None
+        judged = range(min(1, self.selected), max(self.selected, self.cutting.depth) + 1)
+        return self._retiming.due(costs, judged)
 
     def _settled(self, best: int, limit: int, why: str = "") -> int:
         """The `best` depth within `limit`, or the one to cut from or to stop before; `why` it is limited, if so."""
@@ -394,8 +386,12 @@ class AdaptiveDepth:
             # What chains were judged by was wrong, or is.
             self._hurry()
             self.cutting.recheck(on=True)
-        if costs is not None and self.asking.trial is not None:
-            self._follow_trial(costs, round, clean=not excluded)
+        trial = self.asking.trial
+        if costs is not None and trial is not None and round.round_ms > 0.0:
+            if not trial.length and not excluded:
+                rates, _ = self.seen.rates(self._modes, max(trial.depth, self.selected))
+                trial.known_now(costs, rates, self.selected)
+            trial.observe(not excluded, round.committed / round.width / round.round_ms)
         decision.excluded, decision.cost_sample = excluded, not excluded
         self.cutting.tick()
         if alarm:
@@ -423,18 +419,6 @@ class AdaptiveDepth:
         self._review = 0
         if self._stretch is not None:
             self._stretch.left = 0
-
-    def _follow_trial(self, costs: MeasuredCosts, round: Round, *, clean: bool) -> None:
-        trial = self.asking.trial
-        if trial is None or not round.round_ms > 0.0:
-            return
-        if not trial.length and clean:
-            ms, own_ms = costs.cost(trial.depth), costs.cost(self.selected)
-            if ms is not None and own_ms is not None:
-                rates, _ = self.seen.rates(self._modes, max(trial.depth, self.selected))
-                tokens = expected_tokens(rates)
-                trial.plan(max(0.0, ms / own_ms - tokens[trial.depth] / tokens[self.selected]))
-        trial.observe(clean, round.committed / round.width / round.round_ms)
 
     # -- showing and keeping -------------------------------------------------------------------
 

@@ -74,6 +74,13 @@ class Trial:
         """Fix the length: a round is believed to lose `lost` rounds of the selected depth."""
         self.length = min(LONGEST, max(SHORTEST, int(self.moving / max(lost, 1e-3))))
 
+    def known_now(self, costs: MeasuredCosts, rates: Sequence[float], selected: int) -> None:
+        """Its depth was timed: fix the length by what it costs and by `rates` (k,), of both depths."""
+        ms, own_ms = costs.cost(self.depth), costs.cost(selected)
+        if ms is not None and own_ms is not None:
+            tokens = expected_tokens(rates)
+            self.plan(max(0.0, ms / own_ms - tokens[self.depth] / tokens[selected]))
+
     def observe(self, clean: bool, value: float) -> None:
         """A round of it: whether its time was a sample, and the tokens per ms that it delivered."""
         self.rounds += 1
