@@ -7,9 +7,10 @@ import json
 import msgspec
 import numpy as np
 import pytest
+from decode_makers import request_on
 from regime_makers import regime
 
-from mtpx.decode import Request, decode
+from mtpx.decode import decode
 from mtpx.policy.adaptive import AdaptiveDepth
 from mtpx.policy.trial import Trial
 from mtpx.sampling import Sampling
@@ -49,11 +50,8 @@ def test_the_loop_runs_the_policy_with_its_cuts(temperature: float) -> None:
     engine = SimulatedEngine(
         Regime(acceptance=DEAR.acceptance, cost_ms=DEAR.cost_ms, draft_ms=0.2, spread=1.0)
     )
-    sampling = Sampling(temperature=temperature)
-    open_slot = engine.open([1, 2, 3], sampling, seed=1)
-    engine.prefill(open_slot, 8)
     policy = AdaptiveDepth()
-    request = Request(0, open_slot, sampling, 3000)
+    request = request_on(engine, 3000, sampling=Sampling(temperature=temperature))
     cut = 0
     for round in decode(engine, policy, [request], clock=engine.clock):
         cut += round.decision.cut if round.decision else 0
@@ -96,11 +94,8 @@ def test_a_reading_a_draft_that_costs_more_than_it_saves_is_given_up() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_loop_runs_the_policy_with_chains_that_stop(temperature: float) -> None:
     engine = SimulatedEngine(msgspec.structs.replace(STEPS, noise=0.0, stall=0.0))
-    sampling = Sampling(temperature=temperature)
-    open_slot = engine.open([1, 2, 3], sampling, seed=1)
-    engine.prefill(open_slot, 8)
     policy = AdaptiveDepth()
-    request = Request(0, open_slot, sampling, 4000)
+    request = request_on(engine, 4000, sampling=Sampling(temperature=temperature))
     stopped = 0
     for round in decode(engine, policy, [request], clock=engine.clock):
         assert round.decision is not None
@@ -135,11 +130,8 @@ def test_chains_of_a_trial_end_where_confidence_says_so_once_its_depth_was_timed
     *, known: bool
 ) -> None:
     engine = SimulatedEngine(DEEP)
-    sampling = Sampling(temperature=0.0)
-    open_slot = engine.open([1, 2, 3], sampling, seed=1)
-    engine.prefill(open_slot, 8)
     policy = AdaptiveDepth()
-    request = Request(0, open_slot, sampling, 6000)
+    request = request_on(engine, 6000)
     lengths: list[int] = []
     trial = None
     for round in decode(engine, policy, [request], clock=engine.clock):

@@ -16,7 +16,7 @@ MORE = 1.05
 
 
 class Rounds:
-    """Rounds that tell what their drafts took, of a machine on which depth 2 costs `two` ms."""
+    """Rounds that tell what their drafts took."""
 
     def __init__(self) -> None:
         self.seen, self.cutting = Experience(), Cutting()
