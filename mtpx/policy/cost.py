@@ -444,7 +444,9 @@ def checked_costs(table: Any, fields: int) -> dict[int, tuple[float, ...]]:
             cells = tuple(float(n) for n in numbers)
         except (TypeError, ValueError, OverflowError) as error:
             raise PolicyError(f"the stored costs hold {key!r}: {value!r}; not a cost") from error
-        if not 0 <= depth <= 64 or len(cells) != fields or not usable_ms(cells[0]):
+        if len(cells) != fields:
+            raise PolicyError(f"the cost of depth {key} is {len(cells)} numbers, not {fields}")
+        if not 0 <= depth <= 64 or not usable_ms(cells[0]):
             raise PolicyError(f"the cost of depth {key} is {value!r}; it must be above 0 ms")
         if not all(0.0 <= n < math.inf for n in cells):
             raise PolicyError(f"the cost of depth {key} is {value!r}; numbers must be finite")
